@@ -1,0 +1,167 @@
+"""Attention weights cut to a planned shape by the weights alone: what the papers do, and the baseline to beat.
+
+Value and output, and query and key where no rotary position or norm stands between them, are truncated jointly, all
+query heads of a key/value head at once. Rotary coordinates keep whole pairs. Biases ride along as one more input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headwise.families.weights import AttentionWeights
+from headwise.linalg.joint import joint_truncate, pair_energy
+from headwise.records.plan import LayerPlan
+from headwise.records.shape import LayerShape
+
+
+def cut_attention(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+    """The weights a layer keeps under ``plan``; a plan that keeps everything changes nothing."""
+    weights = _keep_heads(weights, plan, layer)
+    if plan.v_dim < layer.v_dim:
+        weights = _cut_values(weights, plan.v_dim)
+    if plan.qk_dim < layer.qk_dim:
+        weights = _cut_queries(weights, plan, layer)
+    return weights
+
+
+def _keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+    if plan.kept_heads is None and (plan.heads, plan.kv_heads) == (layer.heads, layer.kv_heads):
+        return weights
+    per_old, per_new = layer.heads // layer.kv_heads, plan.heads // plan.kv_heads
+    groups = torch.tensor(plan.kept_groups(layer), device=weights.w_q_HKD.device)
+    default = (groups[:, None] * per_old + torch.arange(per_new, device=groups.device)).flatten()
+    heads = default if plan.kept_heads is None else torch.tensor(plan.kept_heads, device=groups.device)
+
+    def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
+        return None if tensor is None else tensor[index]
+
+    def pick_norm(norm: Tensor | None, index: Tensor) -> Tensor | None:
+        return norm if norm is None or norm.ndim == 1 else norm[index]
+
+    return replace(
+        weights,
+        w_q_HKD=weights.w_q_HKD[heads],
+        w_k_GKD=weights.w_k_GKD[groups],
+        w_v_GVD=weights.w_v_GVD[groups],
+        w_o_HVD=weights.w_o_HVD[heads],
+        b_q_HK=pick(weights.b_q_HK, heads),
+        b_k_GK=pick(weights.b_k_GK, groups),
+        b_v_GV=pick(weights.b_v_GV, groups),
+        norm_q=pick_norm(weights.norm_q, heads),
+        norm_k=pick_norm(weights.norm_k, groups),
+        rope_pairs_GP=pick(weights.rope_pairs_GP, groups),
+    )
+
+
+def _with_bias(w_NRD: Tensor, b_NR: Tensor | None) -> Tensor:
+    """(N, R, D) and its bias as (N, D or D+1, R): the bias is the row that a constant input would multiply."""
+    rows = w_NRD if b_NR is None else torch.cat((w_NRD, b_NR[..., None]), dim=-1)
+    return rows.mT
+
+
+def _without_bias(rows_NDR: Tensor, b_NR: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if b_NR is None:
+        return rows_NDR.mT, None
+    return rows_NDR[:, :-1].mT, rows_NDR[:, -1]
+
+
+def _by_group(x_HRD: Tensor, groups: int) -> Tensor:
+    """Rows of all query heads of a group stacked: (H, R, D) as (G, H/G * D, R)."""
+    return x_HRD.mT.unflatten(0, (groups, -1)).flatten(1, 2)
+
+
+def _by_head(rows_GNR: Tensor, heads: int) -> Tensor:
+    per_group = heads // rows_GNR.shape[0]
+    return rows_GNR.unflatten(1, (per_group, -1)).flatten(0, 1).mT
+
+
+def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
+    H, G = weights.w_o_HVD.shape[0], weights.w_v_GVD.shape[0]
+    out, values = joint_truncate(
+        _by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim
+    )
+    w_v, b_v = _without_bias(values, weights.b_v_GV)
+    return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=_by_head(out, H))
+
+
+def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+    H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
+    pairs = plan.pairs(layer)
+    turned = _kept_coordinates(weights, plan, layer, pairs)
+    free, free_before = plan.qk_dim - 2 * pairs, layer.qk_dim - layer.rotary
+    kept = torch.arange(layer.rotary, layer.qk_dim, device=turned.device).expand(G, -1)
+    if weights.norm_q is not None:
+        # Norms divide by all coordinates and weigh each: coordinates can be picked, not mixed.
+        return _pick_coordinates(weights, torch.cat((turned, kept[:, :free]), dim=1), pairs, layer)
+    picked = _pick_coordinates(weights, torch.cat((turned, kept), dim=1), pairs, layer)
+    if free == free_before:
+        return picked
+    w_q, b_q = picked.w_q_HKD[:, 2 * pairs :], None if picked.b_q_HK is None else picked.b_q_HK[:, 2 * pairs :]
+    w_k, b_k = picked.w_k_GKD[:, 2 * pairs :], None if picked.b_k_GK is None else picked.b_k_GK[:, 2 * pairs :]
+    queries = _with_bias(w_q, b_q).unflatten(0, (G, -1)).flatten(1, 2)
+    queries, keys = joint_truncate(queries, _with_bias(w_k, b_k), free)
+    new_q, new_bq = _without_bias(_by_head(queries, H).mT, b_q)
+    new_k, new_bk = _without_bias(keys, b_k)
+
+    def join(before: Tensor | None, after: Tensor | None) -> Tensor | None:
+        return None if before is None or after is None else torch.cat((before[:, : 2 * pairs], after), dim=1)
+
+    return replace(
+        picked,
+        w_q_HKD=torch.cat((picked.w_q_HKD[:, : 2 * pairs], new_q), dim=1),
+        w_k_GKD=torch.cat((picked.w_k_GKD[:, : 2 * pairs], new_k), dim=1),
+        b_q_HK=join(picked.b_q_HK, new_bq),
+        b_k_GK=join(picked.b_k_GK, new_bk),
+    )
+
+
+def _kept_coordinates(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, pairs: int) -> Tensor:
+    """Rotary coordinates each key/value head keeps, (G, 2 * pairs): those planned, else the pairs of most energy."""
+    G = weights.w_k_GKD.shape[0]
+    device = weights.w_k_GKD.device
+    if not layer.rotary:
+        return torch.zeros(G, 0, dtype=torch.long, device=device)
+    half = layer.rotary // 2
+    if plan.rope_pairs is not None:
+        kept_GP = torch.tensor(plan.rope_pairs, dtype=torch.long, device=device).sort(dim=-1).values
+    elif pairs == half:
+        kept_GP = torch.arange(half, device=device).expand(G, -1)
+    else:
+        energy_GP = pair_energy(_by_group(weights.w_q_HKD, G), weights.w_k_GKD.mT, half)
+        kept_GP = energy_GP.topk(pairs, dim=-1).indices.sort(dim=-1).values
+    return torch.cat((kept_GP, kept_GP + half), dim=1)
+
+
+def _pick_coordinates(
+    weights: AttentionWeights, coordinates_GK: Tensor, pairs: int, layer: LayerShape
+) -> AttentionWeights:
+    H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
+    per_head = coordinates_GK.repeat_interleave(H // G, dim=0)
+
+    def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.gather(1, index if tensor.ndim == 2 else index[..., None].expand(-1, -1, tensor.shape[-1]))  # noqa: PLR2004
+
+    def pick_norm(norm: Tensor | None, index: Tensor) -> Tensor | None:
+        if norm is None:
+            return None
+        return norm.expand(index.shape[0], 1, norm.shape[-1])[:, 0].gather(1, index)[:, None]
+
+    rope = weights.rope_pairs_GP
+    if 2 * pairs < layer.rotary:
+        rope = coordinates_GK[:, :pairs] if rope is None else rope.gather(1, coordinates_GK[:, :pairs])
+    return replace(
+        weights,
+        w_q_HKD=pick(weights.w_q_HKD, per_head),
+        w_k_GKD=pick(weights.w_k_GKD, coordinates_GK),
+        b_q_HK=pick(weights.b_q_HK, per_head),
+        b_k_GK=pick(weights.b_k_GK, coordinates_GK),
+        norm_q=pick_norm(weights.norm_q, per_head),
+        norm_k=pick_norm(weights.norm_k, coordinates_GK),
+        rotary=2 * pairs,
+        rope_pairs_GP=rope,
+    )

@@ -1,0 +1,52 @@
+"""A model family as data: where its attention sits and how its weights are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headwise.records.shape import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A list of blocks that each hold one attention of this kind. Paths below ``blocks`` start at a block.
+
+    ``norms`` feed (or follow) this attention alone and are removed with it; where a config flag decides that,
+    ``norms_if`` names it. ``cache`` is "tokens" for decoders, "source" for cross attention, "none" for encoders.
+    """
+
+    blocks: str
+    attention: str
+    out: str
+    norms: tuple[str, ...] = ()
+    norms_if: str | None = None
+    cache: Cache = "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One way of writing attention. Names of projections are relative to the attention module.
+
+    ``fused`` names the one projection that holds q, k and v: one block after the other ("blocks") or head by head
+    ("heads"); ``q, k, v`` then name the projections a reduced model has instead. ``norms`` are the norms on queries
+    and keys. ``latent`` marks multi-head latent attention, which can be read but not reduced.
+    ``head_dim`` says that the config can state a head width of its own (then a uniform smaller width is a stock model),
+    ``rope_list`` that the rotary module takes any list of frequencies. ``once`` names modules that run once per
+    sequence, not per token.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    stacks: tuple[Stack, ...]
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    fused: str | None = None
+    fused_by: Literal["blocks", "heads"] = "blocks"
+    positions: Literal["rotary", "learned"] = "rotary"
+    norms: tuple[str, ...] = ()
+    latent: bool = False
+    head_dim: bool = False
+    rope_list: bool = False
+    once: tuple[str, ...] = ("pooler", "classifier", "score", "qa_outputs")

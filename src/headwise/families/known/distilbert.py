@@ -1,0 +1,13 @@
+"""DistilBERT: a BERT with names of its own."""
+
+from headwise.families.family import Family, Stack
+
+FAMILY = Family(
+    name="distilbert",
+    model_types=("distilbert",),
+    stacks=(Stack("transformer.layer", attention="attention", out="attention.out_lin", cache="none"),),
+    q="q_lin",
+    k="k_lin",
+    v="v_lin",
+    positions="learned",
+)

@@ -1,0 +1,18 @@
+"""Gemma 3 (text): Gemma 2 with norms on queries and keys, and one set of frequencies per kind of layer."""
+
+from headwise.families.family import Family, Stack
+
+FAMILY = Family(
+    name="gemma3",
+    model_types=("gemma3_text",),
+    stacks=(
+        Stack(
+            "layers",
+            attention="self_attn",
+            out="self_attn.o_proj",
+            norms=("input_layernorm", "post_attention_layernorm"),
+        ),
+    ),
+    norms=("q_norm", "k_norm"),
+    head_dim=True,
+)

@@ -1,0 +1,10 @@
+"""Phi-3: Llama with q, k and v in one matrix, possibly with partial rotary positions and a window."""
+
+from headwise.families.family import Family, Stack
+
+FAMILY = Family(
+    name="phi3",
+    model_types=("phi3",),
+    stacks=(Stack("layers", attention="self_attn", out="self_attn.o_proj", norms=("input_layernorm",)),),
+    fused="qkv_proj",
+)

@@ -1,0 +1,140 @@
+"""Opening models and configs: local folder, config.json or Hub id, with one clear sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from headwise.families import modeling_headwise
+from headwise.families.known import family_of
+from headwise.families.shapes import shape_of
+from headwise.families.sites import base_type
+from headwise.records.errors import InputError
+from headwise.records.files import read_json
+from headwise.records.shape import ModelShape
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def open_config(source: str) -> PreTrainedConfig:
+    """The config of ``source``: a local folder, a config.json or a Hub id."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"{source} has no config.json, so it is not a model folder.")
+    if path.is_file():
+        content = read_json(path)
+        if not isinstance(content.get("model_type"), str):
+            raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
+    elif path.suffix or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise InputError(f"There is no file or folder {source}.")
+    try:
+        config = AutoConfig.from_pretrained(str(path) if path.is_file() else source)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"The config of {source} is damaged: {error!r}.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source} cannot be opened: {_first_sentence(error)}") from error
+    family_of(base_type(config))
+    return config
+
+
+def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
+    """The class of transformers (or of headwise) that the config names."""
+    names = getattr(config, "architectures", None)
+    if not names:
+        raise InputError(
+            f"The config of {source} names no architecture; add for example {json.dumps([_suggest(config)])} to it as "
+            '"architectures".'
+        )
+    name = names[0]
+    if name.startswith(modeling_headwise.PREFIX):
+        return getattr(modeling_headwise, name)
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise InputError(f"transformers {transformers.__version__} has no class {name}, which {source} asks for.")
+    return found
+
+
+def open_shape(source: str) -> ModelShape:
+    """The shape of a model from its config alone: nothing is downloaded or loaded but the config."""
+    config = open_config(source)
+    return shape_of(empty_model(model_class(config, source), config))
+
+
+def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of ``config`` on the meta device: all shapes, no numbers."""
+    try:
+        with torch.device("meta"):
+            return cls(config)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, AttributeError) as error:
+        raise InputError(f"No model can be built from this config: {_first_sentence(error)}") from error
+
+
+def open_model(source: str, **options: Any) -> PreTrainedModel:
+    """A trained model, in its own dtype unless ``dtype`` is given. Weights come from safetensors only."""
+    config = open_config(source)
+    cls = model_class(config, source)
+    if Path(source).is_dir():
+        _check_weights(Path(source))
+    options.setdefault("dtype", "auto")
+    try:
+        model, info = cls.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{source} cannot be loaded: {_first_sentence(error)}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
+    return model.eval()
+
+
+def _check_weights(folder: Path) -> None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+        if pickles:
+            raise InputError(
+                f"{folder} holds its weights as a pickle ({pickles[0]}), which can run any code; "
+                "convert it to safetensors first."
+            )
+        raise InputError(f"{folder} holds no weights (*.safetensors).")
+    for path in files:
+        _check_safetensors(path)
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare the size a safetensors file states in its header with the size it has."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size  # noqa: PLR2004
+        if length + 8 > size:
+            raise InputError(f"{path} is damaged or cut short: its header does not fit into its {size} bytes.")
+        header = _read_header(file.read(length), path)
+    end = 8 + length + max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
+    if end != size:
+        raise InputError(f"{path} is damaged or cut short: it should have {end} bytes and has {size}.")
+
+
+def _read_header(raw: bytes, path: Path) -> dict[str, Any]:
+    """The JSON header of a safetensors file."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise InputError(f"{path} is not a safetensors file: its header is not JSON.") from None
+
+
+def _suggest(config: PreTrainedConfig) -> str:
+    names = modeling_headwise.modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type, "LlamaForCausalLM")
+    return modeling_headwise.as_tuple(names)[0]
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) < 300 else text[:300] + " ..."  # noqa: PLR2004

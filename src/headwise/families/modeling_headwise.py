@@ -1,0 +1,307 @@
+"""Transformers whose attention layers differ in heads and widths, or have none.
+
+This file is self-contained: headwise copies it beside the weights of a reduced model, and ``auto_map`` in config.json
+points at it, so the model opens with ``trust_remote_code=True`` where headwise is not installed.
+
+A reduced model is the stock class of its family with the attention modules exchanged; nothing else of the family's
+code is copied. ``config.headwise`` says where each attention module sits and what shape it has; every name
+``Headwise<StockClass>`` of this module is that stock class, reduced.
+
+Letters: B batch, T tokens, D width, H query heads, G key/value heads, K query/key width, V value width,
+P rotary pairs a head keeps.
+"""
+
+import copy
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+import transformers
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+PREFIX = "Headwise"
+AUTO_CLASSES = {
+    "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+}
+
+
+def grouped_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
+    """Attention in plain matrix products for any widths; keys and values are shared by a group without being copied."""
+    B, H, T, K = query.shape
+    G, S = key.shape[1:3]
+    logits = query.reshape(B, G, H // G * T, K) @ key.transpose(-1, -2) * scaling
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    logits = logits.view(B, H, T, S)
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+        else:
+            logits = logits + attention_mask
+    weights = F.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    output = (weights.view(B, G, H // G * T, S) @ value).view(B, H, T, value.shape[-1])
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def padded_attention(backend, module, query, key, value, attention_mask, **kwargs):
+    """Any backend on unequal widths: zero columns change neither logits nor sums, so padding to one width is exact."""
+    K, V = query.shape[-1], value.shape[-1]
+    width = -(-max(K, V) // 8) * 8
+    query, key = F.pad(query, (0, width - K)), F.pad(key, (0, width - K))
+    output, weights = backend(module, query, key, F.pad(value, (0, width - V)), attention_mask, **kwargs)
+    return output[..., :V], weights
+
+
+def rotate(x, cos, sin):
+    """Turn the leading ``2P`` coordinates of ``x``; pair ``p`` is made of coordinates ``p`` and ``p + P``."""
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class ReducedAttention:
+    """Forward pass of an attention module whose widths are its own. Mixed into the stock attention class."""
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_embeddings=None,
+        past_key_values=None,
+        layer_past=None,
+        key_value_states=None,
+        encoder_hidden_states=None,
+        **kwargs,
+    ):
+        cache, cached = self._cache(past_key_values if layer_past is None else layer_past, key_value_states)
+        q_BHTK = self._split(self.q, hidden_states, self.heads)
+        if cached is None:
+            source = hidden_states if key_value_states is None else key_value_states
+            k_BGTK = self._split(self.k, source, self.kv_heads)
+            v_BGTV = self._split(self.v, source, self.kv_heads)
+            if self.norms:
+                q_BHTK, k_BGTK = (getattr(self, name)(x) for name, x in zip(self.norms, (q_BHTK, k_BGTK)))
+            if position_embeddings is not None:
+                q_BHTK, k_BGTK = self._rotate(q_BHTK, k_BGTK, *position_embeddings)
+            if cache is not None:
+                k_BGTK, v_BGTV = cache.update(k_BGTK, v_BGTV, self.layer_idx)
+        else:  # cross attention of families without norms and rotations on queries
+            k_BGTK, v_BGTV = cached
+
+        if self.softcap is not None:
+            kwargs["softcap"] = self.softcap
+        out_BTHV, weights = self._attend(
+            q_BHTK,
+            k_BGTK,
+            v_BGTV,
+            attention_mask,
+            dropout=self.dropout_rate if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.window,
+            **kwargs,
+        )
+        output = out_BTHV.flatten(2)
+        if self.out is not None:
+            output = getattr(self, self.out)(output)
+        if hasattr(self, "resid_dropout"):
+            output = self.resid_dropout(output)
+        return output, weights
+
+    def _split(self, name, x_BTD, heads):
+        projected = getattr(self, name)(x_BTD)
+        return projected.view(*x_BTD.shape[:-1], heads, -1).transpose(1, 2)
+
+    def _rotate(self, q_BHTK, k_BGTK, cos, sin):
+        if self.rope_pairs is None:
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+            return rotate(q_BHTK, cos, sin), rotate(k_BGTK, cos, sin)
+        # Each key/value head keeps its own pairs, and so do the query heads that read it.
+        cos, sin = (t[..., self.rope_pairs].transpose(1, 2) for t in (cos, sin))
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+        grouped = q_BHTK.unflatten(1, (self.kv_heads, -1))
+        return rotate(grouped, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1, 2), rotate(k_BGTK, cos, sin)
+
+    def _cache(self, cache, key_value_states):
+        """The cache to write to, and the keys and values it already holds of a source that does not change."""
+        if not isinstance(cache, EncoderDecoderCache):
+            return cache, None
+        if key_value_states is None:
+            return cache.self_attention_cache, None
+        if cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return None, (layer.keys, layer.values)
+        cache.is_updated[self.layer_idx] = True
+        return cache.cross_attention_cache, None
+
+    def _attend(self, query, key, value, attention_mask, **kwargs):
+        backend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, grouped_attention)
+        if query.shape[-1] == value.shape[-1] or backend is grouped_attention:
+            return backend(self, query, key, value, attention_mask, **kwargs)
+        if query.shape[2] == 1 and self.config._attn_implementation == "sdpa":
+            # One query: padding would copy the whole cache, and the fused kernel has nothing to win.
+            return grouped_attention(self, query, key, value, attention_mask, **kwargs)
+        return padded_attention(backend, self, query, key, value, attention_mask, **kwargs)
+
+
+class NoAttention(nn.Module):
+    """What stands where attention was removed: adds nothing to the residual stream."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return torch.zeros_like(hidden_states), None
+
+
+def install(model, config):
+    """Exchange the attention modules of a stock ``model`` for those ``config.headwise`` describes."""
+    spec = config.headwise
+    for layer in spec["layers"]:
+        if layer["heads"]:
+            reduce_attention(model.base_model, layer, spec["names"])
+        else:
+            remove_attention(model.base_model, layer)
+
+
+def remove_attention(base, layer):
+    """Take away the attention of a layer, and with it the norms that nothing else reads."""
+    base.set_submodule(layer["attention"], NoAttention())
+    for path in layer["norms"]:
+        base.set_submodule(path, nn.Identity())
+    if not layer["out"].startswith(layer["attention"] + "."):
+        base.set_submodule(layer["out"], nn.Identity())
+
+
+def reduce_attention(base, layer, names):
+    """Turn one stock attention module into a `ReducedAttention` of the shape that ``layer`` gives."""
+    module = base.get_submodule(layer["attention"])
+    heads, kv_heads, qk_dim, v_dim = (layer[name] for name in ("heads", "kv_heads", "qk_dim", "v_dim"))
+    out = base.get_submodule(layer["out"])
+    width = out.nf if hasattr(out, "nf") else out.out_features
+    sizes = {"q": heads * qk_dim, "k": kv_heads * qk_dim, "v": kv_heads * v_dim}
+    fused = names.get("fused")
+    for name, size in sizes.items():
+        stock = getattr(module, fused or names[name])
+        setattr(module, names[name], nn.Linear(width, size, bias=stock.bias is not None))
+    if fused:
+        delattr(module, fused)
+    base.set_submodule(layer["out"], nn.Linear(heads * v_dim, width, bias=out.bias is not None))
+
+    norms = tuple(name for name in names.get("norms", ()) if hasattr(module, name))
+    for name, count in zip(norms, (heads, kv_heads)):
+        norm = getattr(module, name)
+        if norm.weight.shape[-1] != qk_dim:
+            norm.weight = nn.Parameter(norm.weight.new_ones(count, 1, qk_dim))
+
+    dropout = next((getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n)))
+    stock_class = type(module)
+    module.__class__ = type(f"Reduced{stock_class.__name__}", (ReducedAttention, stock_class), {})
+    module.q, module.k, module.v = (names[name] for name in "qkv")
+    inside = layer["attention"] + "."
+    module.out = layer["out"].removeprefix(inside) if layer["out"].startswith(inside) else None
+    module.heads, module.kv_heads, module.num_key_value_groups = heads, kv_heads, heads // kv_heads
+    module.head_dim = qk_dim
+    module.norms = norms
+    module.dropout_rate = dropout.p if isinstance(dropout, nn.Module) else dropout
+    module.softcap = getattr(module, "attn_logit_softcapping", None)
+    module.window = getattr(module, "sliding_window", getattr(module.config, "sliding_window", None))
+    module.scaling = layer["scale"]
+    module.layer_idx = layer["slot"]
+    pairs = layer["pairs"]
+    module.register_buffer("rope_pairs", None if pairs is None else torch.zeros(kv_heads, pairs, dtype=torch.long))
+
+
+@contextmanager
+def dense_view(config):
+    """Let stock code read ``config`` as if all layers were alike."""
+    spec = config.__dict__.pop("_heterogeneity_spec", None)
+    try:
+        yield
+    finally:
+        if spec is not None:
+            config.__dict__["_heterogeneity_spec"] = spec
+
+
+class ReducedModel:
+    """Mixed into a stock model class: builds the stock model, then exchanges its attention."""
+
+    def __init__(self, config, *args, **kwargs):
+        with dense_view(config):
+            super().__init__(config, *args, **kwargs)
+            dense = copy.copy(config)
+        install(self, config)
+        for module in self.modules():
+            if hasattr(module, "compute_default_rope_parameters"):
+                module.config = dense  # frequencies are those of the full head; each layer picks its pairs
+        self.init_weights()
+
+
+class HeadwiseConfig(PreTrainedConfig):
+    """Reads the config.json of any reduced model and gives the config class of its family."""
+
+    model_type = "headwise"
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """The config of the family named in ``config_dict``; registers that family's classes with the auto classes."""
+        family_config = reduced_config(config_dict["headwise"]["base"])
+        return family_config.from_dict(config_dict, **kwargs)
+
+
+def reduced_config(base):
+    """The config class of reduced models of the family whose stock ``model_type`` is ``base``."""
+    stock = CONFIG_MAPPING[base]
+    name = PREFIX + stock.__name__
+    if name not in globals():
+        members = {
+            "__module__": __name__,
+            "model_type": HeadwiseConfig.model_type,
+            "_auto_class": "AutoConfig",
+            "validate_architecture": lambda self: None,  # stock checks assume that heads divide the width
+        }
+        globals()[name] = strict(type(stock)(name, (stock,), members))
+        for auto_class, names in AUTO_CLASSES.items():
+            for stock_model in as_tuple(getattr(modeling_auto, names).get(base)):
+                model = reduced_model(stock_model, globals()[name], auto_class)
+                getattr(transformers, auto_class).register(globals()[name], model, exist_ok=True)
+    return globals()[name]
+
+
+def reduced_model(stock_name, config_class, auto_class):
+    """The reduced form of the stock model class ``stock_name``."""
+    name = PREFIX + stock_name
+    if name not in globals():
+        stock = getattr(transformers, stock_name)
+        members = {"__module__": __name__, "config_class": config_class, "_auto_class": auto_class}
+        globals()[name] = type(stock)(name, (ReducedModel, stock), members)
+    return globals()[name]
+
+
+def as_tuple(names):
+    """Auto mappings hold a name, several names, or nothing."""
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def __getattr__(name):
+    """Make ``Headwise<StockClass>`` when it is asked for."""
+    if name.startswith(PREFIX):
+        stock = getattr(transformers, name.removeprefix(PREFIX), None)
+        config_class = getattr(stock, "config_class", None) or stock
+        base = getattr(config_class, "model_type", None)
+        if base in CONFIG_MAPPING:
+            reduced_config(base)
+            if name in globals():
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,49 @@
+"""Open a saved model in a fresh process and report what came out. Run as a script; knows nothing of headwise.
+
+    python reopen.py FOLDER INPUTS.safetensors RESULT.safetensors
+
+prints one line of JSON: class, weights that were missing or left over, bytes in the cache; writes the outputs.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+
+def main(folder: str, inputs_file: str, result_file: str) -> None:
+    """Open ``folder`` the way a user would, run the inputs, report."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    name = config["architectures"][0]
+    auto = [key for key, value in config.get("auto_map", {}).items() if value.split(".")[-1] == name]
+    opener = getattr(transformers, auto[0] if auto else name)
+    trusted = {"trust_remote_code": True} if auto else {}
+    model, info = opener.from_pretrained(folder, dtype="auto", output_loading_info=True, use_safetensors=True, **trusted)
+    with torch.inference_mode():
+        output = model.eval()(**load_file(inputs_file))
+    save_file({"output": output[0].contiguous()}, result_file)
+    report = {
+        "class": type(model).__name__,
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": sorted(info["unexpected_keys"]),
+        "cache_bytes": cache_bytes(output.get("past_key_values")),
+    }
+    print(json.dumps(report))  # noqa: T201 - this is the script's answer
+
+
+def cache_bytes(cache: object) -> int:
+    """Bytes of all keys and values in a cache of transformers."""
+    if cache is None:
+        return 0
+    parts = [getattr(cache, name) for name in ("self_attention_cache", "cross_attention_cache") if hasattr(cache, name)]
+    if parts:
+        return sum(cache_bytes(part) for part in parts)
+    tensors = [t for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,187 @@
+"""Saving a student so that others can open it: safetensors, config, modelling file, tokenizer, card; checked, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCardData
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from headwise.families import reopen
+from headwise.families.example import example_inputs
+from headwise.families.shapes import shape_of
+from headwise.records.cost import cost_of
+from headwise.records.errors import InputError
+from headwise.records.files import write_text
+from headwise.records.plan import Plan
+
+COMPANIONS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "chat_template*",
+    "*processor_config.json",
+    "normalizer.json",
+)
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+TOLERANCE = {torch.float32: 1e-5}  # relative to the largest output; half precision gets 100 times more
+
+
+def check_free(folder: Path) -> None:
+    """Raise where writing ``folder`` would overwrite something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists already; give another name or remove it first.")
+
+
+def save_student(
+    student: PreTrainedModel,
+    folder: Path,
+    *,
+    plan: Plan,
+    source: str,
+    command: str = "",
+    shard: str = "5GB",
+) -> dict[str, Any]:
+    """Write ``student`` to ``folder``, prove that a fresh process opens it, and return what that process found.
+
+    ``source`` is the model it was made from; its tokenizer or processor files are copied along.
+    Nothing appears under ``folder`` until all is written and checked.
+    """
+    folder = Path(folder)
+    check_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        student.save_pretrained(temporary, max_shard_size=shard)
+        copy_companions(source, temporary)
+        plan.save(temporary / "plan.json")
+        found = check_saved(student, temporary)
+        write_text(temporary / "README.md", card(student, plan, source, command, found))
+        temporary.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return found
+
+
+def copy_companions(source: str, target: Path) -> None:
+    """Copy tokenizer and processor files as they are, from a local folder or from the Hub."""
+    folder = Path(source)
+    if not folder.is_dir():
+        if folder.exists() or not source:
+            return
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 - the Hub only where it is needed
+
+        folder = Path(snapshot_download(source, allow_patterns=list(COMPANIONS)))
+    for pattern in COMPANIONS:
+        for path in folder.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, target / path.name)
+
+
+def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """Reload ``folder`` in a fresh process and compare outputs, weights and the bytes of a real cache."""
+    inputs = example_inputs(student)
+    with torch.inference_mode():
+        expected = student(**inputs)[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answered = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
+        save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, asked)
+        process = subprocess.run(
+            [sys.executable, "-P", reopen.__file__, str(folder), str(asked), str(answered)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "HF_MODULES_CACHE": str(Path(scratch) / "modules"), "HF_HUB_OFFLINE": "1"},
+        )
+        if process.returncode:
+            raise RuntimeError(f"The saved model does not open in a fresh process:\n{process.stderr.strip()}")
+        found = json.loads(process.stdout.strip().splitlines()[-1])
+        output = load_file(answered)["output"]
+    difference = (output.float() - expected.cpu().float()).abs().max().item()
+    allowed = TOLERANCE.get(student.dtype, 1e-3) * max(expected.abs().max().item(), 1.0)
+    predicted = predicted_cache(student, inputs)
+    for wrong, what in (
+        (found["missing"], f"weights newly initialised: {found['missing'][:3]}"),
+        (found["unexpected"], f"weights left over: {found['unexpected'][:3]}"),
+        (not difference <= allowed, f"outputs differ by {difference:.2g}"),
+        (found["cache_bytes"] != predicted, f"the cache holds {found['cache_bytes']} bytes, not {predicted}"),
+    ):
+        if wrong:
+            raise RuntimeError(f"The saved model does not come back as it was: {what}.")
+    return {**found, "difference": difference}
+
+
+def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> int:
+    """Bytes the cache must hold after one pass over ``inputs``, by the arithmetic of `headwise.records`."""
+    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    shape = shape_of(model)
+    if ids is None or not getattr(model.config, "use_cache", False):
+        return 0
+    return cost_of(shape, ids.shape[1], ids.shape[0], DTYPES[model.dtype]).kv_bytes
+
+
+def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found: Mapping[str, Any]) -> str:
+    """The model card: where the model comes from, how it was made, what it costs, how to open it."""
+    base = source if source and not Path(source).exists() else None
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        library_name="transformers",
+        tags=["headwise", "pruned", "attention-compression"],
+    )
+    shape = shape_of(student)
+    custom = "auto_map" in student.config.to_dict()
+    opener = next((key for key, value in (student.config.auto_map if custom else {}).items()
+                   if value.endswith("." + type(student).__name__)), type(student).__name__)
+    rows = "\n".join(
+        f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
+        for index, layer in enumerate(shape.layers)
+    )
+    trust = ', trust_remote_code=True' if custom else ""
+    note = (
+        "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
+        "`trust_remote_code` is needed."
+        if custom
+        else "It is a stock architecture: no custom code."
+    )
+    return f"""---
+{data.to_yaml()}
+---
+
+# {Path(source).name or "model"}, reduced by headwise
+
+{note}
+
+```python
+from transformers import {opener}
+
+model = {opener}.from_pretrained("path/to/this/folder"{trust})
+```
+
+{"Made by `" + command + "`." if command else ""}
+{shape.attention_parameters():,} attention parameters, {shape.total_parameters():,} in all
+({plan.family}, {len(plan.before)} layers before). The exact plan is in `plan.json`.
+
+| layer | heads | key/value heads | query/key width | value width |
+| --- | --- | --- | --- | --- |
+{rows}
+
+Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
+"""

@@ -1,0 +1,148 @@
+"""The shape of a model, read off its modules (also on the meta device, where nothing is loaded)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from headwise.families.known import family_of
+from headwise.families.sites import Site, base_type, matrix, sites_of
+from headwise.records.shape import Latent, LayerShape, ModelShape
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+
+
+def shape_of(model: PreTrainedModel) -> ModelShape:
+    """Every width and count of ``model`` that costs something."""
+    sites = sites_of(model)
+    family = family_of(base_type(model.config))
+    rotary = rotary_width(model)
+    layers = tuple(_layer(model, site, sites, rotary) for site in sites)
+    in_blocks = sum(layer.rest_parameters + layer.own_norm for layer in layers)
+    width = int(model.config.hidden_size)
+    attention = sum(layer.parameters(width) for layer in layers)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    blocks = {id(module) for site in sites for module in site.block.modules()}
+    outside = (
+        module
+        for name, module in model.named_modules()
+        if id(module) not in blocks and not any(part in family.once for part in name.split("."))
+    )
+    return ModelShape(
+        family=family.name,
+        width=width,
+        layers=layers,
+        outside_parameters=total - attention - in_blocks,
+        outside_matmul=_matmul_weights(outside, model.config),
+        source_tokens=getattr(model.config, "max_source_positions", 0),
+    )
+
+
+def rotary_width(model: PreTrainedModel) -> int:
+    """Coordinates of a full head that RoPE turns."""
+    for name, buffer in model.base_model.named_buffers():
+        if name.endswith("inv_freq"):
+            return 2 * buffer.shape[-1]
+    return model.config.qk_rope_head_dim if family_of(base_type(model.config)).latent else 0
+
+
+def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -> LayerShape:
+    others = {
+        id(module)
+        for other in sites
+        if other.block is site.block
+        for part in (other.module, other.out, *_own_norms(model, other))
+        for module in part.modules()
+    }
+    first_of_block = next(other for other in sites if other.block is site.block) is site
+    rest = [m for m in site.block.modules() if id(m) not in others] if first_of_block else []
+    common = {
+        "cache": site.cache,
+        "own_norm": _own_parameters(_own_norms(model, site)),
+        "rest_parameters": sum(p.numel() for module in rest for p in module.parameters(recurse=False)),
+        "rest_matmul": _matmul_weights(rest, model.config),
+    }
+    if site.removed:
+        return LayerShape(0, 0, 0, 0, **common)
+    if site.family.latent:
+        return _latent_layer(site, common)
+    K = site.head_width
+    out = matrix(site.out)
+    H = site.module.heads if site.reduced else out.shape[1] // K
+    G = site.module.kv_heads if site.reduced else _key_heads(site, H, K)
+    pairs = getattr(site.module, "rope_pairs", None)
+    norms = [getattr(site.module, name) for name in site.family.norms if hasattr(site.module, name)]
+    return LayerShape(
+        heads=H,
+        kv_heads=G,
+        qk_dim=K,
+        v_dim=out.shape[1] // H,
+        rotary=min(rotary, K) if pairs is None else 2 * pairs.shape[-1],
+        window=_window(model.config, site),
+        biases=_biases(site),
+        norm_parameters=_own_parameters(norms),
+        **common,
+    )
+
+
+def _latent_layer(site: Site, common: dict) -> LayerShape:
+    module = site.module
+    queries = module.q_a_proj if module.q_lora_rank is not None else module.q_proj
+    named = {"q": queries, "k": module.kv_a_proj_with_mqa, "o": site.out}
+    return LayerShape(
+        heads=module.num_heads,
+        kv_heads=module.num_heads,
+        qk_dim=module.qk_head_dim,
+        v_dim=module.v_head_dim,
+        rotary=module.qk_rope_head_dim,
+        latent=Latent(module.kv_lora_rank, module.qk_rope_head_dim, module.q_lora_rank),
+        biases="".join(name for name, linear in named.items() if linear.bias is not None),
+        **common,
+    )
+
+
+def _own_norms(model: PreTrainedModel, site: Site) -> list[nn.Module]:
+    return [model.base_model.get_submodule(path) for path in site.norm_paths]
+
+
+def _own_parameters(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def _key_heads(site: Site, H: int, K: int) -> int:
+    if site.family.fused:
+        return (matrix(getattr(site.module, site.family.fused)).shape[0] - H * K) // (2 * K)
+    return matrix(getattr(site.module, site.family.k)).shape[0] // K
+
+
+def _biases(site: Site) -> str:
+    family = site.family
+    fused = family.fused if not site.reduced else None
+    named = {name: getattr(site.module, fused or getattr(family, name)) for name in "qkv"}
+    named["o"] = site.out
+    return "".join(name for name, linear in named.items() if linear.bias is not None)
+
+
+def _window(config: PreTrainedConfig, site: Site) -> int | None:
+    if site.cache != "tokens":
+        return None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None)
+    index = int(site.block_path.rsplit(".", 1)[1])
+    return config.sliding_window if kinds[index] == "sliding_attention" else None
+
+
+def _matmul_weights(modules: Iterable[nn.Module], config: PreTrainedConfig) -> int:
+    """Weights one token is multiplied with; of a bank of experts only the share that is active."""
+    active = getattr(config, "num_experts_per_tok", None)
+    total = 0
+    for module in modules:
+        for parameter in () if isinstance(module, nn.Embedding) else module.parameters(recurse=False):
+            if parameter.ndim == 2 or (isinstance(module, CONVOLUTIONS) and parameter.ndim > 2):  # noqa: PLR2004
+                total += parameter.numel()
+            elif parameter.ndim == 3 and active:  # noqa: PLR2004 - (experts, out, in)
+                total += parameter.numel() * active // parameter.shape[0]
+    return total

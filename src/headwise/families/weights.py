@@ -1,0 +1,151 @@
+"""Attention weights of any family in one neutral view, and back.
+
+Letters: D width, H query heads, G key/value heads, K query/key width, V value width, P rotary pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from headwise.families.sites import Site, is_transposed, matrix
+from headwise.records.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """One attention layer. A head's logits are ``(w_q x + b_q) . (w_k y + b_k) * scale``, after norms and RoPE.
+
+    Rotary coordinates stand first in a head, pair ``p`` in coordinates ``p`` and ``p + P``; ``rope_pairs_GP`` names
+    the frequency of each pair (None: all, in order). Under latent attention (MLA) the matrices are the products
+    through the latents, up to the scalar by which the latents' RMS norms divide each token.
+    """
+
+    w_q_HKD: Tensor
+    w_k_GKD: Tensor
+    w_v_GVD: Tensor
+    w_o_HVD: Tensor
+    scale: float
+    b_q_HK: Tensor | None = None
+    b_k_GK: Tensor | None = None
+    b_v_GV: Tensor | None = None
+    b_o_D: Tensor | None = None
+    norm_q: Tensor | None = None
+    norm_k: Tensor | None = None
+    rotary: int = 0
+    rope_pairs_GP: Tensor | None = None
+
+
+def read_attention(site: Site, rotary: int) -> AttentionWeights:
+    """The weights of ``site`` as views where the layout allows it; ``rotary`` coordinates of a head are turned."""
+    if site.removed:
+        raise InputError(f"{site.path} has no attention to read.")
+    if site.family.latent:
+        return _read_latent(site, rotary)
+    K = site.head_width
+    (w_q, w_k, w_v), (b_q, b_k, b_v) = _projections(site, K)
+    out = matrix(site.out)
+    H, G = w_q.shape[0] // K, w_k.shape[0] // K
+    V = out.shape[1] // H
+    norms = [getattr(site.module, name, None) for name in site.family.norms] or [None, None]
+    return AttentionWeights(
+        w_q_HKD=w_q.unflatten(0, (H, K)),
+        w_k_GKD=w_k.unflatten(0, (G, K)),
+        w_v_GVD=w_v.unflatten(0, (G, V)),
+        w_o_HVD=out.T.unflatten(0, (H, V)),
+        scale=float(site.module.scaling),
+        b_q_HK=None if b_q is None else b_q.unflatten(0, (H, K)),
+        b_k_GK=None if b_k is None else b_k.unflatten(0, (G, K)),
+        b_v_GV=None if b_v is None else b_v.unflatten(0, (G, V)),
+        b_o_D=cast(Tensor | None, site.out.bias),
+        norm_q=None if norms[0] is None else norms[0].weight,
+        norm_k=None if norms[1] is None else norms[1].weight,
+        rotary=rotary,
+        rope_pairs_GP=getattr(site.module, "rope_pairs", None),
+    )
+
+
+def write_attention(site: Site, weights: AttentionWeights) -> None:
+    """Copy ``weights`` into the projections of ``site``, in its own layout, dtype and device."""
+    family, module = site.family, site.module
+    parts = [(weights.w_q_HKD, weights.b_q_HK), (weights.w_k_GKD, weights.b_k_GK), (weights.w_v_GVD, weights.b_v_GV)]
+    if family.fused and not site.reduced:
+        _fill(getattr(module, family.fused), *_fuse(parts, family.fused_by))
+    else:
+        for name, (weight, bias) in zip((family.q, family.k, family.v), parts, strict=True):
+            _fill(getattr(module, name), weight.flatten(0, 1), None if bias is None else bias.flatten())
+    _fill(site.out, weights.w_o_HVD.flatten(0, 1).T, weights.b_o_D)
+    for name, norm in zip(family.norms, (weights.norm_q, weights.norm_k), strict=False):
+        if norm is not None:
+            _put(getattr(module, name), "weight", norm)
+    if weights.rope_pairs_GP is not None:
+        module.rope_pairs = weights.rope_pairs_GP.clone()
+
+
+def _projections(site: Site, K: int) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Weights (out, in) and biases of q, k and v, taken out of a fused matrix where there is one."""
+    family, module = site.family, site.module
+    if not family.fused or site.reduced:
+        linears = [getattr(module, name) for name in (family.q, family.k, family.v)]
+        return [matrix(linear) for linear in linears], [linear.bias for linear in linears]
+    fused = getattr(module, family.fused)
+    weight, bias = matrix(fused), cast(Tensor | None, fused.bias)
+    H = matrix(site.out).shape[1] // K
+    if family.fused_by == "heads":
+        split = [part.flatten(0, 1) for part in weight.unflatten(0, (H, 3, K)).unbind(1)]
+        biases = [None] * 3 if bias is None else [part.flatten() for part in bias.unflatten(0, (H, 3, K)).unbind(1)]
+        return split, cast(list[Tensor | None], biases)
+    G = (weight.shape[0] - H * K) // (2 * K)
+    sizes = [H * K, G * K, G * K]
+    return list(weight.split(sizes)), [None] * 3 if bias is None else list(bias.split(sizes))
+
+
+def _fuse(parts: list[tuple[Tensor, Tensor | None]], by: str) -> tuple[Tensor, Tensor | None]:
+    """q, k and v put back into one matrix and one bias."""
+    weights, biases = zip(*parts, strict=True)
+    if by == "heads":
+        weight = torch.stack(weights, dim=1).flatten(0, 2)
+        return weight, None if biases[0] is None else torch.stack(biases, dim=1).flatten()
+    weight = torch.cat([part.flatten(0, 1) for part in weights])
+    return weight, None if biases[0] is None else torch.cat([part.flatten() for part in biases])
+
+
+def _fill(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    _put(module, "weight", weight.T if is_transposed(module) else weight)
+    if bias is not None:
+        _put(module, "bias", bias)
+
+
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give ``module`` its own copy of ``value``; works for modules on the meta device as well."""
+    old = cast(nn.Parameter, getattr(module, name))
+    if old.shape != value.shape:
+        raise InputError(f"A weight of shape {tuple(value.shape)} does not fit a place of shape {tuple(old.shape)}.")
+    fresh = value.detach().to(dtype=old.dtype, copy=True, memory_format=torch.contiguous_format)
+    setattr(module, name, nn.Parameter(fresh, requires_grad=old.requires_grad))
+
+
+def _read_latent(site: Site, rotary: int) -> AttentionWeights:
+    """MLA through its latents: keys share one rotary part, everything else comes out of the latent."""
+    module = site.module
+    H, V, nope = module.num_heads, module.v_head_dim, module.qk_nope_head_dim
+    if module.q_lora_rank is None:
+        w_q = module.q_proj.weight
+    else:
+        w_q = module.q_b_proj.weight * module.q_a_layernorm.weight @ module.q_a_proj.weight
+    down, shared = module.kv_a_proj_with_mqa.weight.split([module.kv_lora_rank, module.qk_rope_head_dim])
+    up = module.kv_b_proj.weight * module.kv_a_layernorm.weight @ down
+    w_k_nope, w_v = up.unflatten(0, (H, nope + V)).split([nope, V], dim=1)
+    w_q_nope, w_q_rope = w_q.unflatten(0, (H, -1)).split([nope, module.qk_rope_head_dim], dim=1)
+    return AttentionWeights(
+        w_q_HKD=torch.cat((w_q_rope, w_q_nope), dim=1),
+        w_k_GKD=torch.cat((shared.expand(H, -1, -1), w_k_nope), dim=1),
+        w_v_GVD=w_v,
+        w_o_HVD=site.out.weight.T.unflatten(0, (H, V)),
+        scale=float(module.scaling),
+        b_o_D=site.out.bias,
+        rotary=rotary,
+    )

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: joint factorisation of attention products. torch only."""

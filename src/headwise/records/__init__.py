@@ -1,0 +1,18 @@
+"""Plain data: shapes, plans, exact cost arithmetic. Standard library only."""
+
+from headwise.records.cost import Cost, LayerCost, cost_of
+from headwise.records.errors import InputError
+from headwise.records.plan import LayerPlan, Plan
+from headwise.records.shape import Latent, LayerShape, ModelShape
+
+__all__ = [
+    "Cost",
+    "InputError",
+    "Latent",
+    "LayerCost",
+    "LayerPlan",
+    "LayerShape",
+    "ModelShape",
+    "Plan",
+    "cost_of",
+]

@@ -1,0 +1,5 @@
+"""The one exception that means: the user's input is wrong, and this sentence says how."""
+
+
+class InputError(ValueError):
+    """Wrong input. The message is a whole sentence for the user; the command line prints it and exits with 2."""

@@ -1,0 +1,166 @@
+"""What an attention stack looks like, as plain numbers.
+
+Letters used across the package (capital suffixes on tensor names):
+  B batch   T tokens   D model width   H query heads   G key/value heads
+  K query/key width of one head        V value width of one head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from headwise.records.errors import InputError
+
+if TYPE_CHECKING:
+    from headwise.records.plan import LayerPlan, Plan
+
+Cache = Literal["tokens", "source", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Widths of multi-head latent attention (MLA): what is cached instead of heads, and what queries pass through."""
+
+    kv_rank: int
+    rope_dim: int
+    q_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One attention layer and the rest of its block. ``heads == 0`` means the attention is removed.
+
+    ``rotary`` counts the coordinates of a head that RoPE turns (0 without RoPE), ``window`` the keys a query may see,
+    ``biases`` names the projections of q, k, v, o that have one, ``norm_parameters`` counts those of norms on queries
+    and keys. ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention), nothing
+    (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
+    ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms).
+    """
+
+    heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    rotary: int = 0
+    window: int | None = None
+    latent: Latent | None = None
+    cache: Cache = "tokens"
+    biases: str = ""
+    norm_parameters: int = 0
+    own_norm: int = 0
+    rest_parameters: int = 0
+    rest_matmul: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "kv_heads", "qk_dim", "v_dim", "rotary"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}: a width or count cannot be negative.")
+        if not self.heads:
+            return
+        if not (self.kv_heads and self.qk_dim and self.v_dim):
+            raise InputError(f"A layer with {self.heads} heads needs kv_heads, qk_dim and v_dim of at least 1.")
+        if self.heads % self.kv_heads:
+            raise InputError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
+
+    @property
+    def cached_per_token(self) -> int:
+        """Numbers the KV cache keeps for one token of this layer."""
+        if self.cache == "none" or not self.heads:
+            return 0
+        if self.latent:
+            return self.latent.kv_rank + self.latent.rope_dim
+        return self.kv_heads * (self.qk_dim + self.v_dim)
+
+    def cached_tokens(self, context: int, source: int = 0) -> int:
+        """Tokens this layer's cache holds after ``context`` tokens; a window keeps one less than it shows."""
+        if self.cache == "source":
+            return source
+        return context if self.window is None else min(context, self.window - 1)
+
+    def matmul_weights(self, width: int) -> int:
+        """Weights every token is multiplied with in this attention (biases and norms apart)."""
+        if self.latent:
+            queries = (
+                width * self.heads * self.qk_dim
+                if self.latent.q_rank is None
+                else self.latent.q_rank * (width + self.heads * self.qk_dim)
+            )
+            down = width * (self.latent.kv_rank + self.latent.rope_dim)
+            return queries + down + self.latent_expansion + self.heads * self.v_dim * width
+        return width * (self.heads + self.kv_heads) * (self.qk_dim + self.v_dim)
+
+    @property
+    def latent_expansion(self) -> int:
+        """Weights of the MLA matrix that turns one cached latent into keys and values of every head."""
+        if not self.latent or not self.heads:
+            return 0
+        return self.latent.kv_rank * self.heads * (self.qk_dim - self.latent.rope_dim + self.v_dim)
+
+    def parameters(self, width: int) -> int:
+        """All parameters of the attention: projections, biases, norms on queries, keys and latents."""
+        if not self.heads:
+            return 0
+        if self.latent:
+            q_rank = self.latent.q_rank or 0
+            bias_sizes = {"q": q_rank, "k": self.latent.kv_rank + self.latent.rope_dim, "v": 0, "o": width}
+            norms = q_rank + self.latent.kv_rank
+        else:
+            bias_sizes = {
+                "q": self.heads * self.qk_dim,
+                "k": self.kv_heads * self.qk_dim,
+                "v": self.kv_heads * self.v_dim,
+                "o": width,
+            }
+            norms = self.norm_parameters
+        return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A whole model: its attention layers in order and everything around them."""
+
+    family: str
+    width: int
+    layers: tuple[LayerShape, ...]
+    outside_parameters: int
+    outside_matmul: int
+    source_tokens: int = 0
+
+    def attention_parameters(self) -> int:
+        """Parameters of all attention layers."""
+        return sum(layer.parameters(self.width) for layer in self.layers)
+
+    def total_parameters(self) -> int:
+        """Parameters of the whole model, tied weights counted once."""
+        blocks = sum(layer.own_norm + layer.rest_parameters for layer in self.layers)
+        return self.outside_parameters + self.attention_parameters() + blocks
+
+    def planned(self, plan: Plan) -> ModelShape:
+        """The shape of this model after ``plan``; raises where the plan was made for another model."""
+        plan.check(self)
+        kept = [
+            _planned_layer(layer, change)
+            for layer, change in zip(self.layers, plan.layers, strict=True)
+            if not change.dropped
+        ]
+        return replace(self, layers=tuple(kept))
+
+
+def _planned_layer(layer: LayerShape, change: LayerPlan) -> LayerShape:
+    if not change.heads:
+        return replace(layer, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, norm_parameters=0, biases="", window=None, own_norm=0)
+    rotary = 2 * change.pairs(layer)
+    norms = layer.norm_parameters
+    if norms and change.qk_dim != layer.qk_dim:
+        # A cut norm carries one weight per head and coordinate: heads may keep different RoPE pairs.
+        norms = (change.heads + change.kv_heads) * change.qk_dim
+    return replace(
+        layer,
+        heads=change.heads,
+        kv_heads=change.kv_heads,
+        qk_dim=change.qk_dim,
+        v_dim=change.v_dim,
+        rotary=rotary,
+        norm_parameters=norms,
+    )
