@@ -16,7 +16,7 @@ def example_inputs(model: PreTrainedModel, tokens: int = 16, seed: int = 0) -> d
         height, width = (size, size) if isinstance(size, int) else size
         pixels = torch.rand(2, config.num_channels, height, width, generator=generator)
         return {"pixel_values": pixels.to(model.device, model.dtype)}
-    tokens = min(tokens, getattr(config, "max_position_embeddings", tokens) // 2 or tokens)
+    tokens = min(tokens, getattr(config, "max_position_embeddings", tokens))
     ids = torch.randint(config.vocab_size // 2, config.vocab_size, (2, tokens), generator=generator).to(model.device)
     if model.main_input_name == "input_features":
         sound = torch.rand(2, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)

@@ -49,7 +49,8 @@ def build_student(
         _rebuild_rotary(student)
     _fill_attention(model, student, shape, plan, reduce)
     _fill_rest(model, student, plan)
-    student.generation_config = copy.deepcopy(model.generation_config)
+    if model.can_generate():
+        student.generation_config = copy.deepcopy(model.generation_config)
     return student.train(model.training)
 
 
