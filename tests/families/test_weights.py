@@ -130,7 +130,7 @@ def test_writing_what_was_read_changes_nothing(name):
 def test_probe_sees_the_true_widths_of_a_student(name):
     model = tiny(name)
     shape = shape_of(model)
-    plan = Plan.make(shape, tuple(LayerPlan(2, 1, 6, 3) for _ in shape.layers))
+    plan = Plan.make(shape, tuple(LayerPlan(layer.heads, 1, 6, 3) for layer in shape.layers))
     student = build_student(model, plan)
     seen, _ = observe(student, example_inputs(student, tokens=5))
     assert {(t["q"].shape[-1], t["v"].shape[-1]) for t in seen.values()} == {(6, 3)}

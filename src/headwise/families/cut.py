@@ -13,18 +13,37 @@ from torch import Tensor
 
 from headwise.families.weights import AttentionWeights
 from headwise.linalg.joint import joint_truncate, pair_energy
+from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan
 from headwise.records.shape import LayerShape
 
 
 def cut_attention(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
     """The weights a layer keeps under ``plan``; a plan that keeps everything changes nothing."""
-    weights = _keep_heads(weights, plan, layer)
+    merged = plan.kept_heads is None and plan.merges(layer)
+    weights = _merge_groups(weights, plan.kv_heads) if merged else _keep_heads(weights, plan, layer)
     if plan.v_dim < layer.v_dim:
         weights = _cut_values(weights, plan.v_dim)
     if plan.qk_dim < layer.qk_dim:
         weights = _cut_queries(weights, plan, layer)
     return weights
+
+
+def _merge_groups(weights: AttentionWeights, kv_heads: int) -> AttentionWeights:
+    """Neighbouring key/value heads replaced by their mean, as when multi-head models are turned into grouped ones."""
+    if weights.rope_pairs_GP is not None:
+        raise InputError("Key/value heads that keep RoPE pairs of their own cannot be merged.")
+
+    def mean(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.unflatten(0, (kv_heads, -1)).mean(dim=1)
+
+    return replace(
+        weights,
+        w_k_GKD=mean(weights.w_k_GKD),
+        w_v_GVD=mean(weights.w_v_GVD),
+        b_k_GK=mean(weights.b_k_GK),
+        b_v_GV=mean(weights.b_v_GV),
+    )
 
 
 def _keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:

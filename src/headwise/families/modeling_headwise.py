@@ -57,6 +57,9 @@ def grouped_attention(module, query, key, value, attention_mask, scaling, dropou
     return output.transpose(1, 2).contiguous(), weights
 
 
+grouped_attention.any_width = True  # backends without this mark get queries, keys and values of one width
+
+
 def padded_attention(backend, module, query, key, value, attention_mask, **kwargs):
     """Any backend on unequal widths: zero columns change neither logits nor sums, so padding to one width is exact."""
     K, V = query.shape[-1], value.shape[-1]
@@ -150,7 +153,7 @@ class ReducedAttention:
 
     def _attend(self, query, key, value, attention_mask, **kwargs):
         backend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, grouped_attention)
-        if query.shape[-1] == value.shape[-1] or backend is grouped_attention:
+        if query.shape[-1] == value.shape[-1] or getattr(backend, "any_width", False):
             return backend(self, query, key, value, attention_mask, **kwargs)
         if query.shape[2] == 1 and self.config._attn_implementation == "sdpa":
             # One query: padding would copy the whole cache, and the fused kernel has nothing to win.

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
-from headwise.families.modeling_headwise import grouped_attention
+from headwise.families.modeling_headwise import grouped_attention, padded_attention
 
 Watcher = Callable[[str, Tensor, Tensor, Tensor], None]
 NAME = "headwise_watched"
@@ -28,14 +28,16 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
         watcher(paths[id(module)], q, k, v)
-        # sdpa knows neither capped logits nor, without its slow path, unequal widths.
-        if kwargs.get("softcap") is not None:
+        if capped:  # sdpa cannot cap logits
             return grouped_attention(module, q, k, v, mask, **kwargs)
-        return sdpa_attention_forward(module, q, k, v, mask, **kwargs)
+        return padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
 
+    attend.any_width = True
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without this, masks silently become None
+    # Without a mask function of its own, masks silently become None; sdpa's are None where the kernel is causal itself.
+    AttentionMaskInterface.register(NAME, eager_mask if capped else sdpa_mask)
     model.set_attn_implementation(NAME)
     try:
         yield

@@ -21,7 +21,8 @@ class LayerPlan:
     """What one layer keeps. ``heads == 0`` removes its attention, ``dropped`` the whole block.
 
     ``kept_heads`` lists original query heads in their new order (key/value heads follow from it); without it the
-    first ones of each group are kept. ``rope_pairs`` lists, for each kept key/value head, the RoPE pairs it keeps.
+    first ones of each group are kept, or neighbouring key/value heads merged where more query heads than before are to
+    share one. ``rope_pairs`` lists, for each kept key/value head, the RoPE pairs it keeps.
     """
 
     heads: int
@@ -67,10 +68,11 @@ class LayerPlan:
 
     def _check_kept_heads(self, layer: LayerShape, where: str) -> None:
         if self.kept_heads is None:
-            if self.heads // self.kv_heads > layer.heads // layer.kv_heads:
+            if self.merges(layer) and (self.heads != layer.heads or layer.kv_heads % self.kv_heads):
                 raise InputError(
-                    f"{where}: {self.heads // self.kv_heads} query heads per key/value head, "
-                    f"the model has only {layer.heads // layer.kv_heads}."
+                    f"{where}: {self.heads} query heads on {self.kv_heads} key/value heads mean merging the "
+                    f"{layer.kv_heads} key/value heads of the model, which needs all {layer.heads} query heads and a "
+                    f"divisor of {layer.kv_heads}."
                 )
             return
         if len(self.kept_heads) != self.heads or len(set(self.kept_heads)) != self.heads:
@@ -83,6 +85,10 @@ class LayerPlan:
         per_old, per_new = layer.heads // layer.kv_heads, self.heads // self.kv_heads
         if any(head // per_old != groups[i // per_new] for i, head in enumerate(self.kept_heads)):
             raise InputError(f"{where}: query heads that share a new key/value head must have shared one before.")
+
+    def merges(self, layer: LayerShape) -> bool:
+        """Whether more query heads than before share a key/value head, so that key/value heads are merged."""
+        return self.heads // self.kv_heads > layer.heads // layer.kv_heads
 
     def kept_groups(self, layer: LayerShape) -> tuple[int, ...]:
         """Original key/value heads this layer keeps, in their new order."""
