@@ -268,18 +268,28 @@ def reduced_config(base):
     stock = CONFIG_MAPPING[base]
     name = PREFIX + stock.__name__
     if name not in globals():
-        members = {
-            "__module__": __name__,
-            "model_type": HeadwiseConfig.model_type,
-            "_auto_class": "AutoConfig",
-            "validate_architecture": lambda self: None,  # stock checks assume that heads divide the width
-        }
+        members = {"__module__": __name__, "model_type": HeadwiseConfig.model_type, "_auto_class": "AutoConfig"}
+        members |= {check: seen_dense(getattr(stock, check)) for check in dir(stock) if check.startswith("validate_")}
+        members["validate_architecture"] = lambda self: None  # stock models want heads to divide the width
         globals()[name] = strict(type(stock)(name, (stock,), members))
         for auto_class, names in AUTO_CLASSES.items():
-            for stock_model in as_tuple(getattr(modeling_auto, names).get(base)):
-                model = reduced_model(stock_model, globals()[name], auto_class)
-                getattr(transformers, auto_class).register(globals()[name], model, exist_ok=True)
+            stock_models = as_tuple(getattr(modeling_auto, names).get(base))
+            models = tuple(reduced_model(each, globals()[name], auto_class) for each in stock_models)
+            if models:
+                # Several classes stand for one task in some families; the config's architecture then decides.
+                choice = models[0] if len(models) == 1 else models
+                getattr(transformers, auto_class).register(globals()[name], choice, exist_ok=True)
     return globals()[name]
+
+
+def seen_dense(check):
+    """A config check of a stock class, run as if all layers were alike."""
+
+    def run(self):
+        with dense_view(self):
+            check(self)
+
+    return run
 
 
 def reduced_model(stock_name, config_class, auto_class):
