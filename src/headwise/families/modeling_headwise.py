@@ -251,6 +251,19 @@ class ReducedModel:
         self.init_weights()
 
 
+class ReducedConfig:
+    """Mixed into a stock config class."""
+
+    def to_dict(self):
+        """The config with sizes under their common names too, for readers that do not know the family's own."""
+        content = super().to_dict()
+        common = {name: own for name, own in self.attribute_map.items() if own in content}
+        return {**content, **{name: content[own] for name, own in common.items()}}
+
+    def validate_architecture(self):
+        """Stock models want heads to divide the width; reduced ones do not."""
+
+
 class HeadwiseConfig(PreTrainedConfig):
     """Reads the config.json of any reduced model and gives the config class of its family."""
 
@@ -270,8 +283,8 @@ def reduced_config(base):
     if name not in globals():
         members = {"__module__": __name__, "model_type": HeadwiseConfig.model_type, "_auto_class": "AutoConfig"}
         members |= {check: seen_dense(getattr(stock, check)) for check in dir(stock) if check.startswith("validate_")}
-        members["validate_architecture"] = lambda self: None  # stock models want heads to divide the width
-        globals()[name] = strict(type(stock)(name, (stock,), members))
+        members["validate_architecture"] = ReducedConfig.validate_architecture
+        globals()[name] = strict(type(stock)(name, (ReducedConfig, stock), members))
         for auto_class, names in AUTO_CLASSES.items():
             stock_models = as_tuple(getattr(modeling_auto, names).get(base))
             models = tuple(reduced_model(each, globals()[name], auto_class) for each in stock_models)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from headwise.families import reopen
 from headwise.families.example import example_inputs
 from headwise.families.shapes import shape_of
 from headwise.records.cost import cost_of
-from headwise.records.errors import InputError
-from headwise.records.files import write_text
+from headwise.records.files import new_folder, write_text
 from headwise.records.plan import Plan
 
 COMPANIONS = (
@@ -40,12 +40,6 @@ DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TOLERANCE = {torch.float32: 1e-5}  # relative to the largest output; half precision gets 100 times more
 
 
-def check_free(folder: Path) -> None:
-    """Raise where writing ``folder`` would overwrite something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists already; give another name or remove it first.")
-
-
 def save_student(
     student: PreTrainedModel,
     folder: Path,
@@ -60,23 +54,12 @@ def save_student(
     ``source`` is the model it was made from; its tokenizer or processor files are copied along.
     Nothing appears under ``folder`` until all is written and checked.
     """
-    folder = Path(folder)
-    check_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with new_folder(Path(folder)) as temporary:
         student.save_pretrained(temporary, max_shard_size=shard)
         copy_companions(source, temporary)
         plan.save(temporary / "plan.json")
         found = check_saved(student, temporary)
         write_text(temporary / "README.md", card(student, plan, source, command, found))
-        temporary.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return found
 
 
@@ -147,25 +130,24 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         tags=["headwise", "pruned", "attention-compression"],
     )
     shape = shape_of(student)
-    custom = "auto_map" in student.config.to_dict()
-    opener = next((key for key, value in (student.config.auto_map if custom else {}).items()
-                   if value.endswith("." + type(student).__name__)), type(student).__name__)
-    rows = "\n".join(
-        f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
-        for index, layer in enumerate(shape.layers)
-    )
-    trust = ', trust_remote_code=True' if custom else ""
+    name = type(student).__name__
+    openers = [key for key, value in getattr(student.config, "auto_map", {}).items() if value.endswith(f".{name}")]
+    opener, trust = (openers[0], ", trust_remote_code=True") if openers else (name, "")
     note = (
         "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
         "`trust_remote_code` is needed."
-        if custom
+        if openers
         else "It is a stock architecture: no custom code."
+    )
+    rows = "\n".join(
+        f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
+        for index, layer in enumerate(shape.layers)
     )
     return f"""---
 {data.to_yaml()}
 ---
 
-# {Path(source).name or "model"}, reduced by headwise
+# {Path(source).name or "model"}, reduced by headwise {version("headwise")}
 
 {note}
 
@@ -175,9 +157,9 @@ from transformers import {opener}
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
 
-{"Made by `" + command + "`." if command else ""}
-{shape.attention_parameters():,} attention parameters, {shape.total_parameters():,} in all
-({plan.family}, {len(plan.before)} layers before). The exact plan is in `plan.json`.
+Made from a {plan.family} model with {len(plan.before)} attention layers{f", by `{command}`" if command else ""}.
+It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the exact plan is
+in `plan.json`.
 
 | layer | heads | key/value heads | query/key width | value width |
 | --- | --- | --- | --- | --- |

@@ -43,9 +43,10 @@ def build_student(
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
         config = student_config(model, shape, plan)
-        student = _empty(getattr(modeling_headwise, modeling_headwise.PREFIX + _stock_class(model).__name__), config)
+        own_class = getattr(modeling_headwise, modeling_headwise.PREFIX + _stock_class(model).__name__)
+        student = _empty(own_class, config).to(model.dtype)
     else:
-        student = _empty(_stock_class(model), stock)
+        student = _empty(_stock_class(model), stock).to(model.dtype)
         _rebuild_rotary(student)
     _fill_attention(model, student, shape, plan, reduce)
     _fill_rest(model, student, plan)

