@@ -4,11 +4,52 @@ Importing headwise is cheap (no torch) and makes ``AutoModel...from_pretrained``
 ``trust_remote_code``, whichever of headwise and transformers is imported first.
 """
 
+from importlib import import_module
+from typing import Any
+
 from headwise import registration
 from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, cost_of
 
 __version__ = "0.1.0"
 
-__all__ = ["Cost", "InputError", "LayerPlan", "LayerShape", "ModelShape", "Plan", "__version__", "cost_of"]
+_NEED_TORCH = {
+    "build_student": "headwise.families.student",
+    "open_model": "headwise.families.load",
+    "open_shape": "headwise.families.load",
+    "read_attention": "headwise.families.weights",
+    "save_student": "headwise.families.save",
+    "shape_of": "headwise.families.shapes",
+    "sites_of": "headwise.families.sites",
+    "watching": "headwise.families.probe",
+    "write_attention": "headwise.families.weights",
+}
+
+__all__ = [
+    "Cost",
+    "InputError",
+    "LayerPlan",
+    "LayerShape",
+    "ModelShape",
+    "Plan",
+    "__version__",
+    "build_student",
+    "cost_of",
+    "open_model",
+    "open_shape",
+    "read_attention",
+    "save_student",
+    "shape_of",
+    "sites_of",
+    "watching",
+    "write_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first asked for."""
+    if name in _NEED_TORCH:
+        return getattr(import_module(_NEED_TORCH[name]), name)
+    raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+
 
 registration.register_with_transformers()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +30,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, confi
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     """How a reduced model is written."""
 
     auto = "auto"
@@ -53,15 +56,15 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """Print parameters, KV cache and FLOPs of a model, layer by layer, without loading its weights."""
-    _quiet()
-    from headwise.report.costs import print_costs  # noqa: PLC0415 - torch is only imported when a command needs it
-    from headwise.steps.cost import report_cost  # noqa: PLC0415
+    with _importing():
+        from headwise.report.costs import print_costs
+        from headwise.steps.cost import report_cost
 
     report = report_cost(model, plan, context, batch, dtype)
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=1))
     else:
-        print_costs(report.cost, report.before, report.cost_after, report.after, report.kept)
+        print_costs(report)
 
 
 @app.command()
@@ -75,8 +78,8 @@ def compress(
     as_json: AsJson = False,
 ) -> None:
     """Cut a model to a plan by its weights alone (joint truncated SVD, the papers' way) and save it, checked."""
-    _quiet()
-    from headwise.steps.compress import compress as run  # noqa: PLC0415
+    with _importing():
+        from headwise.steps.compress import compress as run
 
     command = shlex.join(["headwise", *sys.argv[1:]])
     found = run(model, plan, output, form.value, command)
@@ -89,22 +92,32 @@ def compress(
 @app.command()
 def demo() -> None:
     """Open SmolLM2-135M from its PyPI wheel, print what it costs, and let it finish a sentence."""
-    _quiet()
     typer.echo("Opening SmolLM2-135M-Instruct (converted once, then kept in your cache folder) ...", err=True)
-    from headwise.steps.demo import demo_model  # noqa: PLC0415
+    with _importing():
+        from headwise.steps.demo import demo_model
+        from headwise.steps.generate import continue_text
 
     folder = str(demo_model())
-    cost(folder, context=8192, batch=1, dtype="bf16")
-    from headwise.steps.generate import continue_text  # noqa: PLC0415
-
+    cost(folder)
     typer.echo()
     typer.echo(continue_text(folder, "The capital of France is Paris, and the capital of Germany is"))
 
 
-def _quiet() -> None:
-    """Keep transformers' own remarks and progress bars away from the user."""
-    import transformers  # noqa: PLC0415
+@contextmanager
+def _importing() -> Generator[None, None, None]:
+    """Import torch and transformers, quickly and quietly; only commands that need them do.
 
+    The garbage collector finds nothing in them but takes a third of the time, then again when the process ends.
+    """
+    gc.disable()
+    try:
+        yield
+        import huggingface_hub
+        import transformers
+    finally:
+        gc.freeze()
+        gc.enable()
+    huggingface_hub.logging.set_verbosity_error()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 

@@ -61,7 +61,9 @@ def test_decode_flops_are_those_torch_counts(name):
             model(ids[:, -1:], past_key_values=cache, use_cache=True)
     predicted = cost_of(shape_of(model), context=10).decode_flops
     counted = counter.get_total_flops()
-    rotary = 2 * sum(buffer.numel() for n, buffer in model.named_buffers() if n.endswith("inv_freq") and "orig" not in n)
+    rotary = 2 * sum(
+        buffer.numel() for n, buffer in model.named_buffers() if n.endswith("inv_freq") and "orig" not in n
+    )
     # Some families compute their rotary angles as a matrix product.
     assert counted - predicted in (0, rotary)
 

@@ -135,8 +135,14 @@ def test_saved_folder_is_complete(tmp_path):
     assert shape_of(open_model(str(tmp_path / "twice"))) == shape_of(student)
 
 
-@pytest.mark.parametrize("order", ["import headwise, transformers", "import transformers, headwise",
-                                   "from transformers import AutoConfig; import headwise"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import headwise, transformers",
+        "import transformers, headwise",
+        "from transformers import AutoConfig; import headwise",
+    ],
+)
 def test_importing_headwise_is_enough_in_any_order(order, tmp_path):
     model = tiny("llama")
     build_student(model, uneven(shape_of(model))).save_pretrained(tmp_path)
@@ -144,7 +150,7 @@ def test_importing_headwise_is_enough_in_any_order(order, tmp_path):
         f"{order}\nfrom transformers import AutoModelForCausalLM\n"
         f"print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__module__)"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.stdout.strip() == "headwise.families.modeling_headwise", process.stderr
 
 

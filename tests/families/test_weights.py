@@ -7,9 +7,9 @@ from headwise.families.example import example_inputs
 from headwise.families.probe import watching
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
+from headwise.families.student import build_student
 from headwise.families.weights import read_attention, write_attention
 from headwise.records import LayerPlan, Plan
-from headwise.families.student import build_student
 from tests.tiny import DECODERS, LATENT_MODELS, MODELS, REDUCIBLE, tiny
 
 
@@ -62,10 +62,10 @@ def test_neutral_weights_reproduce_queries_keys_values_and_output(name):
     for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True):
         weights, tensors = read_attention(site, layer.rotary), seen[site.path]
 
-        def project(w, b, x, norm):
+        def project(w, b, x, norm, module=site.module):
             heads = torch.einsum("btd,hrd->bhtr", x, w)
             heads = heads if b is None else heads + b[:, None]
-            return heads if norm is None else getattr(site.module, norm)(heads)
+            return heads if norm is None else getattr(module, norm)(heads)
 
         norms = site.family.norms if weights.norm_q is not None else (None, None)
         # OPT and Whisper scale their queries before the backend sees them, others after: logits are what counts.
@@ -115,7 +115,6 @@ def test_latent_weights_are_right_up_to_the_norm_of_the_latent(name):
 @pytest.mark.parametrize("name", REDUCIBLE)
 def test_writing_what_was_read_changes_nothing(name):
     model, other = tiny(name), tiny(name, seed=1)
-    inputs = example_inputs(model)
     for site, blank, layer in zip(sites_of(model), sites_of(other), shape_of(model).layers, strict=True):
         write_attention(blank, read_attention(site, layer.rotary))
     written = dict(other.named_parameters())
@@ -123,7 +122,6 @@ def test_writing_what_was_read_changes_nothing(name):
         for name_, parameter in site.module.named_parameters():
             path = next(n for n, m in model.named_modules() if m is site.module)
             assert torch.equal(written[f"{path}.{name_}"], parameter)
-    del inputs
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "gemma2"])

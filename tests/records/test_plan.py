@@ -87,7 +87,9 @@ def test_every_plan_survives_its_file_and_never_costs_more(shape, data, tmp_path
     assert Plan.load(path) == plan
     after = shape.planned(plan)
     assert after.attention_parameters() <= shape.attention_parameters()
-    assert sum(layer.cached_per_token for layer in after.layers) <= sum(layer.cached_per_token for layer in shape.layers)
+    assert sum(layer.cached_per_token for layer in after.layers) <= sum(
+        layer.cached_per_token for layer in shape.layers
+    )
 
 
 def test_the_full_plan_changes_nothing():

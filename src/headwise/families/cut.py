@@ -6,6 +6,7 @@ query heads of a key/value head at once. Rotary coordinates keep whole pairs. Bi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -34,15 +35,15 @@ def _merge_groups(weights: AttentionWeights, kv_heads: int) -> AttentionWeights:
     if weights.rope_pairs_GP is not None:
         raise InputError("Key/value heads that keep RoPE pairs of their own cannot be merged.")
 
-    def mean(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.unflatten(0, (kv_heads, -1)).mean(dim=1)
+    def mean(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (kv_heads, -1)).mean(dim=1)
 
     return replace(
         weights,
         w_k_GKD=mean(weights.w_k_GKD),
         w_v_GVD=mean(weights.w_v_GVD),
-        b_k_GK=mean(weights.b_k_GK),
-        b_v_GV=mean(weights.b_v_GV),
+        b_k_GK=_maybe(mean, weights.b_k_GK),
+        b_v_GV=_maybe(mean, weights.b_v_GV),
     )
 
 
@@ -54,25 +55,27 @@ def _keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -
     default = (groups[:, None] * per_old + torch.arange(per_new, device=groups.device)).flatten()
     heads = default if plan.kept_heads is None else torch.tensor(plan.kept_heads, device=groups.device)
 
-    def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
-        return None if tensor is None else tensor[index]
-
-    def pick_norm(norm: Tensor | None, index: Tensor) -> Tensor | None:
-        return norm if norm is None or norm.ndim == 1 else norm[index]
+    def pick(tensor: Tensor, index: Tensor) -> Tensor:
+        return tensor if tensor.ndim == 1 else tensor[index]  # one norm serves all heads
 
     return replace(
         weights,
-        w_q_HKD=weights.w_q_HKD[heads],
-        w_k_GKD=weights.w_k_GKD[groups],
-        w_v_GVD=weights.w_v_GVD[groups],
-        w_o_HVD=weights.w_o_HVD[heads],
-        b_q_HK=pick(weights.b_q_HK, heads),
-        b_k_GK=pick(weights.b_k_GK, groups),
-        b_v_GV=pick(weights.b_v_GV, groups),
-        norm_q=pick_norm(weights.norm_q, heads),
-        norm_k=pick_norm(weights.norm_k, groups),
-        rope_pairs_GP=pick(weights.rope_pairs_GP, groups),
+        w_q_HKD=pick(weights.w_q_HKD, heads),
+        w_k_GKD=pick(weights.w_k_GKD, groups),
+        w_v_GVD=pick(weights.w_v_GVD, groups),
+        w_o_HVD=pick(weights.w_o_HVD, heads),
+        b_q_HK=_maybe(pick, weights.b_q_HK, heads),
+        b_k_GK=_maybe(pick, weights.b_k_GK, groups),
+        b_v_GV=_maybe(pick, weights.b_v_GV, groups),
+        norm_q=_maybe(pick, weights.norm_q, heads),
+        norm_k=_maybe(pick, weights.norm_k, groups),
+        rope_pairs_GP=_maybe(pick, weights.rope_pairs_GP, groups),
     )
+
+
+def _maybe(function: Callable[..., Tensor], tensor: Tensor | None, *rest: Tensor) -> Tensor | None:
+    """``function`` of a tensor that may not be there."""
+    return None if tensor is None else function(tensor, *rest)
 
 
 def _with_bias(w_NRD: Tensor, b_NR: Tensor | None) -> Tensor:
@@ -99,9 +102,7 @@ def _by_head(rows_GNR: Tensor, heads: int) -> Tensor:
 
 def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
     H, G = weights.w_o_HVD.shape[0], weights.w_v_GVD.shape[0]
-    out, values = joint_truncate(
-        _by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim
-    )
+    out, values = joint_truncate(_by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim)
     w_v, b_v = _without_bias(values, weights.b_v_GV)
     return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=_by_head(out, H))
 
@@ -160,14 +161,11 @@ def _pick_coordinates(
     H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
     per_head = coordinates_GK.repeat_interleave(H // G, dim=0)
 
-    def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
-        if tensor is None:
-            return None
-        return tensor.gather(1, index if tensor.ndim == 2 else index[..., None].expand(-1, -1, tensor.shape[-1]))  # noqa: PLR2004
+    def pick(tensor: Tensor, index: Tensor) -> Tensor:
+        shape = (*index.shape, *tensor.shape[2:])
+        return tensor.gather(1, index.view(*index.shape, *[1] * (tensor.ndim - 2)).expand(shape))
 
-    def pick_norm(norm: Tensor | None, index: Tensor) -> Tensor | None:
-        if norm is None:
-            return None
+    def pick_norm(norm: Tensor, index: Tensor) -> Tensor:
         return norm.expand(index.shape[0], 1, norm.shape[-1])[:, 0].gather(1, index)[:, None]
 
     rope = weights.rope_pairs_GP
@@ -177,10 +175,10 @@ def _pick_coordinates(
         weights,
         w_q_HKD=pick(weights.w_q_HKD, per_head),
         w_k_GKD=pick(weights.w_k_GKD, coordinates_GK),
-        b_q_HK=pick(weights.b_q_HK, per_head),
-        b_k_GK=pick(weights.b_k_GK, coordinates_GK),
-        norm_q=pick_norm(weights.norm_q, per_head),
-        norm_k=pick_norm(weights.norm_k, coordinates_GK),
+        b_q_HK=_maybe(pick, weights.b_q_HK, per_head),
+        b_k_GK=_maybe(pick, weights.b_k_GK, coordinates_GK),
+        norm_q=_maybe(pick_norm, weights.norm_q, per_head),
+        norm_k=_maybe(pick_norm, weights.norm_k, coordinates_GK),
         rotary=2 * pairs,
         rope_pairs_GP=rope,
     )

@@ -7,7 +7,7 @@ dequantised once, to float32, with the values the file stands for.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ def convert_gguf(file: Path, folder: Path) -> None:
     reader = _reader(file)
     with new_folder(folder) as temporary:
         _model(reader).save_pretrained(temporary)
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(temporary)
+        tokenizer = cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
+        tokenizer.save_pretrained(temporary)
 
 
 def _reader(file: Path) -> Any:
@@ -47,7 +48,7 @@ def _reader(file: Path) -> Any:
         raise InputError('Reading GGUF files needs another package: pip install "headwise[demo]".') from None
     try:
         reader = GGUFReader(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError) as error:  # the reader indexes into short files
         raise InputError(f"{file} is not a readable GGUF file: {error}.") from None
     architecture = reader.fields["general.architecture"].contents()
     if architecture != "llama":
@@ -66,7 +67,7 @@ def _model(reader: Any) -> LlamaForCausalLM:
         if ".q_proj" in name:
             weight = _unpermute(weight, config.num_attention_heads)
         elif ".k_proj" in name:
-            weight = _unpermute(weight, config.num_key_value_heads)
+            weight = _unpermute(weight, cast(int, config.num_key_value_heads))
         state[name] = weight
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]

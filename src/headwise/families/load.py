@@ -1,11 +1,11 @@
-"""Opening models and configs: local folder, config.json or Hub id, with one clear sentence for everything that is wrong."""
+"""Opening models and configs: local folder, config.json or Hub id, with one clear sentence for what is wrong."""
 
 from __future__ import annotations
 
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -19,6 +19,7 @@ from headwise.records.errors import InputError
 from headwise.records.files import read_json
 from headwise.records.shape import ModelShape
 
+LONGEST_REASON = 300
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -33,14 +34,15 @@ def open_config(source: str) -> PreTrainedConfig:
         content = read_json(path)
         if not isinstance(content.get("model_type"), str):
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
+        if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
+            family_of(content["model_type"])
     elif path.suffix or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise InputError(f"There is no file or folder {source}.")
     try:
         config = AutoConfig.from_pretrained(str(path) if path.is_file() else source)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"The config of {source} is damaged: {error!r}.") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{source} cannot be opened: {_first_sentence(error)}") from error
+    except Exception as error:  # configs are foreign input, and transformers raises anything over them
+        what = source if path.is_file() else f"{source} is no local folder, and as a Hub id it"
+        raise InputError(f"{what} cannot be opened: {_reason(error)}") from error
     family_of(base_type(config))
     return config
 
@@ -65,7 +67,10 @@ def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
 def open_shape(source: str) -> ModelShape:
     """The shape of a model from its config alone: nothing is downloaded or loaded but the config."""
     config = open_config(source)
-    return shape_of(empty_model(model_class(config, source), config))
+    shape = shape_of(empty_model(model_class(config, source), config))
+    if not shape.layers:
+        raise InputError(f"The config of {source} asks for a model without layers.")
+    return shape
 
 
 def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
@@ -73,8 +78,8 @@ def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrai
     try:
         with torch.device("meta"):
             return cls(config)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, AttributeError) as error:
-        raise InputError(f"No model can be built from this config: {_first_sentence(error)}") from error
+    except Exception as error:  # as above
+        raise InputError(f"No model can be built from this config: {_reason(error)}") from error
 
 
 def open_model(source: str, **options: Any) -> PreTrainedModel:
@@ -85,9 +90,11 @@ def open_model(source: str, **options: Any) -> PreTrainedModel:
         _check_weights(Path(source))
     options.setdefault("dtype", "auto")
     try:
-        model, info = cls.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True, **options)
+        model, info = cast(Any, cls).from_pretrained(
+            source, config=config, use_safetensors=True, output_loading_info=True, **options
+        )
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{source} cannot be loaded: {_first_sentence(error)}") from error
+        raise InputError(f"{source} cannot be loaded: {_reason(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
@@ -117,7 +124,11 @@ def _check_safetensors(path: Path) -> None:
         if length + 8 > size:
             raise InputError(f"{path} is damaged or cut short: its header does not fit into its {size} bytes.")
         header = _read_header(file.read(length), path)
-    end = 8 + length + max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
+    end = (
+        8
+        + length
+        + max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
+    )
     if end != size:
         raise InputError(f"{path} is damaged or cut short: it should have {end} bytes and has {size}.")
 
@@ -135,6 +146,11 @@ def _suggest(config: PreTrainedConfig) -> str:
     return modeling_headwise.as_tuple(names)[0]
 
 
-def _first_sentence(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """What an error of a library says, on one line; of a chain the first, which names the cause."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     text = " ".join(str(error).split())
-    return text if len(text) < 300 else text[:300] + " ..."  # noqa: PLR2004
+    if not isinstance(error, (ValueError, OSError, RuntimeError)):
+        text = f"{type(error).__name__} {text}"
+    return text if len(text) < LONGEST_REASON else text[:LONGEST_REASON] + " ..."

@@ -208,7 +208,7 @@ def reduce_attention(base, layer, names):
         if norm.weight.shape[-1] != qk_dim:
             norm.weight = nn.Parameter(norm.weight.new_ones(count, 1, qk_dim))
 
-    dropout = next((getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n)))
+    dropout = next(getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n))
     stock_class = type(module)
     module.__class__ = type(f"Reduced{stock_class.__name__}", (ReducedAttention, stock_class), {})
     module.q, module.k, module.v = (names[name] for name in "qkv")

@@ -32,9 +32,9 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
             return grouped_attention(module, q, k, v, mask, **kwargs)
         return padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
 
-    attend.any_width = True
+    attend.any_width = True  # pyrefly: ignore[missing-attribute]
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation or "sdpa"
     AttentionInterface.register(NAME, attend)
     # Without a mask function of its own, masks silently become None; sdpa's are None where the kernel is causal itself.
     AttentionMaskInterface.register(NAME, eager_mask if capped else sdpa_mask)

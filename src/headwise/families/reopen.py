@@ -8,6 +8,7 @@ prints one line of JSON: class, weights that were missing or left over, bytes in
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -21,7 +22,9 @@ def main(folder: str, inputs_file: str, result_file: str) -> None:
     auto = [key for key, value in config.get("auto_map", {}).items() if value.split(".")[-1] == name]
     opener = getattr(transformers, auto[0] if auto else name)
     trusted = {"trust_remote_code": True} if auto else {}
-    model, info = opener.from_pretrained(folder, dtype="auto", output_loading_info=True, use_safetensors=True, **trusted)
+    model, info = opener.from_pretrained(
+        folder, dtype="auto", output_loading_info=True, use_safetensors=True, **trusted
+    )
     with torch.inference_mode():
         output = model.eval()(**load_file(inputs_file))
     save_file({"output": output[0].contiguous()}, result_file)
@@ -34,7 +37,7 @@ def main(folder: str, inputs_file: str, result_file: str) -> None:
     print(json.dumps(report))  # noqa: T201 - this is the script's answer
 
 
-def cache_bytes(cache: object) -> int:
+def cache_bytes(cache: Any) -> int:
     """Bytes of all keys and values in a cache of transformers."""
     if cache is None:
         return 0

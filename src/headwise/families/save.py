@@ -1,4 +1,4 @@
-"""Saving a student so that others can open it: safetensors, config, modelling file, tokenizer, card; checked, then renamed."""
+"""Saving a student so that others can open it: written under another name, checked in a fresh process, renamed."""
 
 from __future__ import annotations
 

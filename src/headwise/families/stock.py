@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,9 +46,7 @@ def stock_plan(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> Plan:
 def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig | str:
     """The config of a plain transformers model that has the shapes of ``plan``, or the reason why there is none."""
     config = model.config
-    kept = [
-        (layer, change) for layer, change in zip(shape.layers, plan.layers, strict=True) if not change.dropped
-    ]
+    kept = [(layer, change) for layer, change in zip(shape.layers, plan.layers, strict=True) if not change.dropped]
     dims = {(change.heads, change.kv_heads, change.qk_dim, change.v_dim) for _, change in kept}
     if getattr(config, "headwise", None):
         return "the model has per-layer shapes already"
@@ -80,8 +79,8 @@ def _smaller_heads(
     if config.hidden_size % change.heads:
         return f"{change.heads} heads do not divide the width {config.hidden_size}, as {config.model_type} demands"
     if rotary and change.qk_dim < rotary:
-        sets = {pairs for each in kept for pairs in each.rope_pairs or (None,)}
-        if len(sets) > 1 or None in sets:
+        sets = {frozenset(pairs) for each in kept for pairs in each.rope_pairs or ()}
+        if len(sets) != 1 or any(each.rope_pairs is None for each in kept):
             return "its heads keep different RoPE pairs"
         if not family.rope_list or config.rope_parameters.get("rope_type") not in FIXED_ROPE:
             return f"{config.model_type} with this kind of RoPE cannot list its frequencies"
@@ -94,8 +93,8 @@ def _smaller_heads(
 
 
 def _listed_frequencies(model: PreTrainedModel, config: PreTrainedConfig, pairs: list[int]) -> dict:
-    """RoPE parameters whose frequencies are just those of ``pairs``: LongRoPE divides each one by a factor of its own."""
-    rotary = model.base_model.rotary_emb
+    """RoPE parameters that give just the frequencies of ``pairs``: LongRoPE divides each by a factor of its own."""
+    rotary = cast(Any, model.base_model).rotary_emb
     if rotary.inv_freq.is_meta:
         raise InputError("RoPE frequencies can only be listed for a loaded model.")
     base = float(config.rope_parameters["rope_theta"])

@@ -44,9 +44,9 @@ def build_student(
     if isinstance(stock, str):
         config = student_config(model, shape, plan)
         own_class = getattr(modeling_headwise, modeling_headwise.PREFIX + _stock_class(model).__name__)
-        student = _empty(own_class, config).to(model.dtype)
+        student = _empty(own_class, config, model.dtype)
     else:
-        student = _empty(_stock_class(model), stock).to(model.dtype)
+        student = _empty(_stock_class(model), stock, model.dtype)
         _rebuild_rotary(student)
     _fill_attention(model, student, shape, plan, reduce)
     _fill_rest(model, student, plan)
@@ -217,9 +217,9 @@ def _stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
     return next(c for c in classes if issubclass(c, PreTrainedModel))
 
 
-def _empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+def _empty(model_class: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
-        return model_class(config)
+        return cast(PreTrainedModel, nn.Module.to(model_class(config), dtype))
 
 
 def _rebuild_rotary(student: PreTrainedModel) -> None:

@@ -144,8 +144,8 @@ def _read_latent(site: Site, rotary: int) -> AttentionWeights:
         w_q_HKD=torch.cat((w_q_rope, w_q_nope), dim=1),
         w_k_GKD=torch.cat((shared.expand(H, -1, -1), w_k_nope), dim=1),
         w_v_GVD=w_v,
-        w_o_HVD=site.out.weight.T.unflatten(0, (H, V)),
+        w_o_HVD=matrix(site.out).T.unflatten(0, (H, V)),
         scale=float(module.scaling),
-        b_o_D=site.out.bias,
+        b_o_D=cast(Tensor | None, site.out.bias),
         rotary=rotary,
     )

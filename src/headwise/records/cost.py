@@ -46,6 +46,20 @@ class Cost:
     layers: tuple[LayerCost, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """Shapes and costs of a model, and of the same model after a plan (None without one).
+
+    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped).
+    """
+
+    before: ModelShape
+    cost: Cost
+    after: ModelShape | None = None
+    cost_after: Cost | None = None
+    kept: tuple[int | None, ...] = ()
+
+
 def cost_of(shape: ModelShape, context: int, batch: int = 1, dtype: str = "bf16") -> Cost:
     """The cost of ``shape`` with ``context`` tokens in each of ``batch`` sequences."""
     if context < 1 or batch < 1:

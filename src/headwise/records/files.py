@@ -27,11 +27,16 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def check_free(path: Path) -> None:
+    """Raise where writing the folder ``path`` would overwrite something."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists already; give another name or remove it first.")
+
+
 @contextmanager
 def new_folder(path: Path) -> Generator[Path, None, None]:
     """A temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists already; give another name or remove it first.")
+    check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -60,9 +60,7 @@ class LayerPlan:
         if not (self.kv_heads and self.qk_dim and self.v_dim):
             raise InputError(f"{where}: {self.heads} heads need kv_heads, qk_dim and v_dim of at least 1.")
         if self.heads % self.kv_heads:
-            raise InputError(
-                f"{where}: {self.heads} query heads cannot share {self.kv_heads} key/value heads evenly."
-            )
+            raise InputError(f"{where}: {self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
         self._check_kept_heads(layer, where)
         self._check_pairs(layer, where)
 
@@ -76,7 +74,9 @@ class LayerPlan:
                 )
             return
         if len(self.kept_heads) != self.heads or len(set(self.kept_heads)) != self.heads:
-            raise InputError(f"{where}: kept_heads must list {self.heads} different heads, got {list(self.kept_heads)}.")
+            raise InputError(
+                f"{where}: kept_heads must list {self.heads} different heads, got {list(self.kept_heads)}."
+            )
         if not all(0 <= head < layer.heads for head in self.kept_heads):
             raise InputError(f"{where}: kept_heads must lie between 0 and {layer.heads - 1}.")
         groups = self.kept_groups(layer)
@@ -115,8 +115,8 @@ class LayerPlan:
         free, free_before = self.qk_dim - 2 * self.pairs(layer), layer.qk_dim - layer.rotary
         if free < 0 or free > free_before:
             raise InputError(
-                f"{where}: qk_dim {self.qk_dim} does not fit: rotary positions keep whole pairs of dimensions, and this "
-                f"layer has {layer.rotary} rotary and {free_before} free ones"
+                f"{where}: qk_dim {self.qk_dim} does not fit: rotary positions keep whole pairs of dimensions, and "
+                f"this layer has {layer.rotary} rotary and {free_before} free ones"
                 + (" (an odd rotary width cuts a pair in half)." if self.qk_dim % 2 else ".")
             )
 
@@ -127,7 +127,7 @@ class Plan:
 
     family: str
     width: int
-    before: tuple[tuple[int, int, int, int], ...]
+    before: tuple[tuple[int, ...], ...]
     layers: tuple[LayerPlan, ...]
     budget: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,9 @@ class Plan:
             raise InputError("The plan leaves no self-attention at all; at least one layer must keep some.")
         encoder_decoder = any(layer.cache == "source" for layer in shape.layers)
         if encoder_decoder and any(change.dropped for change in self.layers):
-            raise InputError("Whole layers cannot be dropped from an encoder-decoder; reduce or remove their attention.")
+            raise InputError(
+                "Whole layers cannot be dropped from an encoder-decoder; reduce or remove their attention."
+            )
 
     def save(self, path: Path) -> None:
         """Write this plan as JSON, whole or not at all."""

@@ -149,7 +149,18 @@ class ModelShape:
 
 def _planned_layer(layer: LayerShape, change: LayerPlan) -> LayerShape:
     if not change.heads:
-        return replace(layer, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, norm_parameters=0, biases="", window=None, own_norm=0)
+        return replace(
+            layer,
+            heads=0,
+            kv_heads=0,
+            qk_dim=0,
+            v_dim=0,
+            rotary=0,
+            norm_parameters=0,
+            biases="",
+            window=None,
+            own_norm=0,
+        )
     rotary = 2 * change.pairs(layer)
     norms = layer.norm_parameters
     if norms and change.qk_dim != layer.qk_dim:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 
-from headwise.records.cost import Cost
+from headwise.records.cost import Cost, CostReport
 from headwise.records.shape import ModelShape
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -15,42 +15,31 @@ BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "parameters", "KV / token", "KV cache")
 
 
-def print_costs(
-    cost: Cost,
-    shape: ModelShape,
-    cost_after: Cost | None = None,
-    after: ModelShape | None = None,
-    kept: Sequence[int | None] = (),
-    console: Console | None = None,
-) -> None:
+def print_costs(report: CostReport, console: Console | None = None) -> None:
     """One row per run of equal layers, then totals; with a plan, every changed number as ``before > after``."""
     console = console or Console(width=None if Console().is_terminal else 110)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "layers" else "right", no_wrap=True)
-    rows = [_row(i, cost, shape, cost_after, after, kept) for i in range(len(shape.layers))]
-    for first, last, row in _runs(rows):
+    for first, last, row in _runs([_row(index, report) for index in range(len(report.before.layers))]):
         table.add_row(str(first) if first == last else f"{first}-{last}", *row)
     console.print(table)
     console.print()
     totals = Table(box=None, show_header=False, pad_edge=False)
     totals.add_column()
     totals.add_column(justify="right", style="bold")
-    for name, value in _totals(cost, cost_after, shape):
+    for name, value in _totals(report):
         totals.add_row(name, value)
     console.print(totals)
 
 
-def _row(
-    index: int, cost: Cost, shape: ModelShape, cost_after: Cost | None, after: ModelShape | None, kept: Sequence[int | None]
-) -> tuple[str, ...]:
-    before = _cells(index, cost, shape)
-    if cost_after is None or after is None:
+def _row(index: int, report: CostReport) -> tuple[str, ...]:
+    before = _cells(index, report.cost, report.before)
+    if report.after is None or report.cost_after is None:
         return before
-    number = kept[index]
-    if number is None:
-        return tuple(_change(cell, "-") for cell in before)
-    return tuple(_change(old, new) for old, new in zip(before, _cells(number, cost_after, after), strict=True))
+    number = report.kept[index]
+    after = ("-",) * len(before) if number is None else _cells(number, report.cost_after, report.after)
+    return tuple(_change(old, new) for old, new in zip(before, after, strict=True))
 
 
 def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
@@ -64,13 +53,14 @@ def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
     )
 
 
-def _totals(cost: Cost, after: Cost | None, shape: ModelShape) -> list[tuple[str, str]]:
+def _totals(report: CostReport) -> list[tuple[str, str]]:
+    cost, after = report.cost, report.cost_after
     where = f"{cost.context:,} tokens x {cost.batch}, {cost.dtype}"
     lines = [
         ("attention parameters", _count, "attention_parameters"),
         ("all parameters", _count, "total_parameters"),
     ]
-    if any(layer.cache != "none" for layer in shape.layers):
+    if any(layer.cache != "none" for layer in report.before.layers):
         lines += [
             ("KV cache per token", _size, "kv_bytes_per_token"),
             (f"KV cache, {where}", _size, "kv_bytes"),
@@ -78,10 +68,12 @@ def _totals(cost: Cost, after: Cost | None, shape: ModelShape) -> list[tuple[str
     lines.append(("FLOPs per input token, mean", _count, "prefill_flops"))
     if cost.decode_flops:
         lines.append((f"FLOPs per new token after {cost.context:,}", _count, "decode_flops"))
-    return [(name, _total(show, getattr(cost, key), getattr(after, key) if after else None)) for name, show, key in lines]
+    return [
+        (name, _total(show, getattr(cost, key), getattr(after, key) if after else None)) for name, show, key in lines
+    ]
 
 
-def _total(show, before: int, after: int | None) -> str:
+def _total(show: Callable[[int], str], before: int, after: int | None) -> str:
     if after is None:
         return show(before)
     share = f"  ({after / before:.1%})" if before else ""

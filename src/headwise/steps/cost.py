@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.families.load import open_shape
-from headwise.records.cost import Cost, cost_of
+from headwise.records.cost import CostReport, cost_of
 from headwise.records.plan import Plan
-from headwise.records.shape import ModelShape
-
-
-@dataclass(frozen=True, slots=True)
-class CostReport:
-    """Shapes and costs of a model, and of the same model after a plan (None without one).
-
-    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped).
-    """
-
-    before: ModelShape
-    cost: Cost
-    after: ModelShape | None = None
-    cost_after: Cost | None = None
-    kept: tuple[int | None, ...] = ()
 
 
 def report_cost(source: str, plan_file: Path | None, context: int, batch: int, dtype: str) -> CostReport:

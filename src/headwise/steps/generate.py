@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from transformers import AutoTokenizer
 
@@ -10,8 +12,8 @@ from headwise.families.load import open_model
 
 def continue_text(source: str, prompt: str, tokens: int = 40) -> str:
     """``prompt`` and the model's most likely continuation."""
-    model = open_model(source)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = cast(Any, open_model(source))
+    tokenizer = cast(Any, AutoTokenizer.from_pretrained(source))
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         ids = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
