@@ -25,7 +25,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 def open_config(source: str) -> PreTrainedConfig:
     """The config of ``source``: a local folder, a config.json or a Hub id."""
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -86,8 +86,10 @@ def open_model(source: str, **options: Any) -> PreTrainedModel:
     """A trained model, in its own dtype unless ``dtype`` is given. Weights come from safetensors only."""
     config = open_config(source)
     cls = model_class(config, source)
-    if Path(source).is_dir():
-        _check_weights(Path(source))
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        _check_weights(folder)
+        source = str(folder)
     options.setdefault("dtype", "auto")
     try:
         model, info = cast(Any, cls).from_pretrained(

@@ -42,7 +42,7 @@ TOLERANCE = {torch.float32: 1e-5}  # relative to the largest output; half precis
 
 def save_student(
     student: PreTrainedModel,
-    folder: Path,
+    folder: Path | str,
     *,
     plan: Plan,
     source: str,

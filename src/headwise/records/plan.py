@@ -169,19 +169,19 @@ class Plan:
                 "Whole layers cannot be dropped from an encoder-decoder; reduce or remove their attention."
             )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write this plan as JSON, whole or not at all."""
         body = asdict(self)
         body["layers"] = [
             {name: value for name, value in layer.items() if value is not None and value is not False}
             for layer in body["layers"]
         ]
-        write_record(path, KIND, VERSION, body)
+        write_record(Path(path), KIND, VERSION, body)
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path | str) -> Plan:
         """Read a plan; a damaged or foreign file raises an `InputError` that says what was expected and found."""
-        reader = read_record(path, KIND, VERSION)
+        reader = read_record(Path(path), KIND, VERSION)
         before = []
         for row in reader.rows("before"):
             values = row.integers()

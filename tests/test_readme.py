@@ -1,0 +1,55 @@
+"""Every command and every piece of Python in the README runs, in order, on the real model."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", README, flags=re.DOTALL)
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return subprocess.run(["headwise", "demo"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def test_demo_prints_the_table_of_the_readme_and_a_sentence(demo):
+    assert demo.returncode == 0, demo.stderr
+    table = re.search(r"```\n(layers .*?)```", README, flags=re.DOTALL)
+    assert table and demo.stdout.startswith(table[1])
+    assert "the capital of Germany is Berlin" in demo.stdout
+
+
+def test_everything_in_the_readme_runs(demo, tmp_path):
+    assert len(BLOCKS) >= 4
+    for language, code in BLOCKS:
+        if language == "python":
+            commands = [[sys.executable, "-c", code]]
+        else:
+            lines = [line for line in code.splitlines() if line.startswith("headwise")]
+            commands = [["bash", "-c", line] for line in lines]
+        for command in commands:
+            process = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, check=False
+            )
+            assert process.returncode == 0, f"{code}\n{process.stderr}"
+    assert (tmp_path / "smollm2-student" / "model.safetensors").is_file()
+
+
+def test_the_two_commands_are_on_the_first_screen():
+    first = README.splitlines()[:15]
+    assert any(line.startswith("make demo") for line in first)
+    assert any(line.startswith("make test") for line in first)
+
+
+def test_every_linked_file_is_there():
+    for document in ("README.md", "CONTRIBUTING.md", "docs/formats.md"):
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (ROOT / document).parent.joinpath(target).exists(), target
