@@ -41,10 +41,10 @@ def write_gguf(path, kind, architecture="llama"):
     letters = [chr(c) for c in range(33, 33 + 94)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    letters[-1] = "ab"
+    letters[-2:] = ["ab", "cd"]
     writer.add_token_list(["<pad>", "<s>", "</s>", *letters])
     writer.add_token_types([3, 3, 3] + [1] * 94)
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)

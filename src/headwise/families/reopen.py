@@ -1,6 +1,6 @@
 """Open a saved model in a fresh process and report what came out. Run as a script; knows nothing of headwise.
 
-    python reopen.py FOLDER INPUTS.safetensors RESULT.safetensors
+    python reopen.py FOLDER INPUTS.safetensors RESULT.safetensors [BACKEND]
 
 prints one line of JSON: class, weights that were missing or left over, bytes in the cache; writes the outputs.
 """
@@ -15,16 +15,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 
-def main(folder: str, inputs_file: str, result_file: str) -> None:
+def main(folder: str, inputs_file: str, result_file: str, backend: str | None = None) -> None:
     """Open ``folder`` the way a user would, run the inputs, report."""
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     name = config["architectures"][0]
     auto = [key for key, value in config.get("auto_map", {}).items() if value.split(".")[-1] == name]
     opener = getattr(transformers, auto[0] if auto else name)
-    trusted = {"trust_remote_code": True} if auto else {}
-    model, info = opener.from_pretrained(
-        folder, dtype="auto", output_loading_info=True, use_safetensors=True, **trusted
-    )
+    options = {"dtype": "auto", "output_loading_info": True, "use_safetensors": True, "attn_implementation": backend}
+    model, info = opener.from_pretrained(folder, **options, **({"trust_remote_code": True} if auto else {}))
     with torch.inference_mode():
         output = model.eval()(**load_file(inputs_file))
     save_file({"output": output[0].contiguous()}, result_file)
