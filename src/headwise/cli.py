@@ -50,7 +50,9 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def cost(
     model: Model,
     plan: Annotated[Path | None, typer.Option(help="Plan to show the cost of, beside the cost of now.")] = None,
-    context: Annotated[int, typer.Option(help="Tokens in each sequence.")] = 8192,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in each sequence; by default what the model was made for, up to 8192.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8: what the cache holds.")] = "bf16",
     as_json: AsJson = False,

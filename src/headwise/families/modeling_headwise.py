@@ -12,6 +12,7 @@ P rotary pairs a head keeps.
 """
 
 import copy
+import functools
 from contextlib import contextmanager
 
 import torch
@@ -209,8 +210,7 @@ def reduce_attention(base, layer, names):
             norm.weight = nn.Parameter(norm.weight.new_ones(count, 1, qk_dim))
 
     dropout = next(getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n))
-    stock_class = type(module)
-    module.__class__ = type(f"Reduced{stock_class.__name__}", (ReducedAttention, stock_class), {})
+    module.__class__ = reduced_attention(type(module))
     module.q, module.k, module.v = (names[name] for name in "qkv")
     inside = layer["attention"] + "."
     module.out = layer["out"].removeprefix(inside) if layer["out"].startswith(inside) else None
@@ -224,6 +224,12 @@ def reduce_attention(base, layer, names):
     module.layer_idx = layer["slot"]
     pairs = layer["pairs"]
     module.register_buffer("rope_pairs", None if pairs is None else torch.zeros(kv_heads, pairs, dtype=torch.long))
+
+
+@functools.cache
+def reduced_attention(stock):
+    """The class of a reduced attention module; still an instance of ``stock``, so that hooks on that class find it."""
+    return type(f"Reduced{stock.__name__}", (ReducedAttention, stock), {})
 
 
 @contextmanager

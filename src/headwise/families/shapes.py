@@ -37,7 +37,19 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         outside_parameters=total - attention - in_blocks,
         outside_matmul=_matmul_weights(outside, model.config),
         source_tokens=getattr(model.config, "max_source_positions", 0),
+        max_tokens=_max_tokens(model.config),
     )
+
+
+def _max_tokens(config: PreTrainedConfig) -> int | None:
+    for name in ("max_position_embeddings", "max_target_positions"):
+        if getattr(config, name, None):
+            return getattr(config, name)
+    if hasattr(config, "patch_size"):
+        sizes = (config.image_size, config.patch_size)
+        image, patch = ((size, size) if isinstance(size, int) else tuple(size) for size in sizes)
+        return image[0] // patch[0] * (image[1] // patch[1]) + 1
+    return None
 
 
 def rotary_width(model: PreTrainedModel) -> int:

@@ -13,16 +13,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
 from headwise.families.cut import cut_attention
-from headwise.families.shapes import rotary_width, shape_of
-from headwise.families.sites import Site, base_type, sites_of
+from headwise.families.shapes import shape_of
+from headwise.families.sites import sites_of
 from headwise.families.stock import stock_config, stock_plan
+from headwise.families.student_config import stock_class_of, student_config
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape, ModelShape
 
 Reduce = Callable[[AttentionWeights, LayerPlan, LayerShape], AttentionWeights]
-MODELING_FILE = "modeling_headwise"
 Format = Literal["auto", "stock", "per-layer"]
 
 
@@ -43,178 +43,16 @@ def build_student(
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
         config = student_config(model, shape, plan)
-        own_class = getattr(modeling_headwise, modeling_headwise.PREFIX + _stock_class(model).__name__)
+        own_class = getattr(modeling_headwise, modeling_headwise.PREFIX + stock_class_of(model).__name__)
         student = _empty(own_class, config, model.dtype)
     else:
-        student = _empty(_stock_class(model), stock, model.dtype)
+        student = _empty(stock_class_of(model), stock, model.dtype)
         _rebuild_rotary(student)
     _fill_attention(model, student, shape, plan, reduce)
     _fill_rest(model, student, plan)
     if model.can_generate():
         student.generation_config = copy.deepcopy(model.generation_config)
     return student.train(model.training)
-
-
-def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig:
-    """The config of the reduced model: where each attention sits, its shape and its place in the cache."""
-    sites = sites_of(model)
-    kept = [
-        (site, layer, change)
-        for site, layer, change in zip(sites, shape.layers, plan.layers, strict=True)
-        if not change.dropped
-    ]
-    config = _plain_copy(model.config)
-    kinds = _drop_blocks(config, plan)
-    attends = [bool(change.heads) for _, _, change in kept]
-    single = len(sites[0].family.stacks) == 1
-    if kinds is not None and single:
-        kinds = _lend_kinds(kinds, attends)
-        config.layer_types = kinds
-    slots = _slots(kept, kinds if single else None)
-    full_pairs = rotary_width(model) // 2
-    layers = [
-        _layer_entry(site, layer, change, index, slot, full_pairs)
-        for index, slot, (site, layer, change) in zip(_block_indices(kept), slots, kept, strict=True)
-    ]
-    family = sites[0].family
-    base = base_type(model.config)
-    stock_class = _stock_class(model)
-    config.headwise = {
-        "base": base,
-        "names": {"q": family.q, "k": family.k, "v": family.v, "fused": family.fused, "norms": list(family.norms)},
-        "layers": layers,
-    }
-    config.auto_map = _auto_map(base, stock_class)
-    config.architectures = [modeling_headwise.PREFIX + stock_class.__name__]
-    if single:
-        _state_per_layer(config, layers, shape)
-    return config
-
-
-def _plain_copy(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same numbers in the config class of reduced models, without any per-layer statement."""
-    content = config.to_dict()
-    for name in ("per_layer_config", "model_type", "auto_map", "architectures", "headwise"):
-        content.pop(name, None)
-    copied = modeling_headwise.reduced_config(base_type(config))(**content)
-    copied._attn_implementation = config._attn_implementation
-    return copied
-
-
-def _drop_blocks(config: PreTrainedConfig, plan: Plan) -> list[str] | None:
-    """Shorten ``config`` by the dropped blocks; the kinds (window or full) of those that stay, if it lists them."""
-    kinds = getattr(config, "layer_types", None)
-    if any(change.dropped for change in plan.layers):
-        if kinds is not None:
-            kinds = [kind for kind, change in zip(kinds, plan.layers, strict=True) if not change.dropped]
-        config.num_hidden_layers = sum(not change.dropped for change in plan.layers)
-        if kinds is not None:
-            config.layer_types = kinds
-    return kinds
-
-
-def _lend_kinds(kinds: list[str], attends: list[bool]) -> list[str]:
-    """Give each layer without attention the kind of the next one with attention.
-
-    transformers reads the cache's length from its first slot, and slots follow the layers' kinds: so the first
-    slot is always one that is filled.
-    """
-    lent = list(kinds)
-    following = next(kind for kind, attending in zip(reversed(kinds), reversed(attends), strict=True) if attending)
-    for index in reversed(range(len(kinds))):
-        if attends[index]:
-            following = kinds[index]
-        lent[index] = following
-    return lent
-
-
-def _slots(kept: list[tuple[Site, LayerShape, LayerPlan]], kinds: list[str] | None) -> list[int | None]:
-    """Cache slot of each attention layer: the first free one of its kind, so that no gap comes before a filled slot."""
-    free: dict[Any, list[int]] = {}
-    for index, (site, _, _) in enumerate(kept):
-        key = (site.stack, kinds[index] if kinds else None)
-        free.setdefault(key, []).append(int(site.block_path.rsplit(".", 1)[1]) if not kinds else index)
-    if kinds is None:
-        free = {key: list(range(len(indices))) for key, indices in free.items()}
-    slots: list[int | None] = []
-    for index, (site, layer, change) in enumerate(kept):
-        cached = change.heads and layer.cache != "none"
-        slots.append(free[site.stack, kinds[index] if kinds else None].pop(0) if cached else None)
-    return slots
-
-
-def _block_indices(kept: list[tuple[Site, LayerShape, LayerPlan]]) -> list[int]:
-    """New number of each layer's block within its own stack."""
-    seen: dict[Any, int] = {}
-    indices = []
-    for site, _, _ in kept:
-        indices.append(seen.get(site.stack, 0))
-        seen[site.stack] = indices[-1] + 1
-    return indices
-
-
-def _layer_entry(
-    site: Site, layer: LayerShape, change: LayerPlan, index: int, slot: int | None, full_pairs: int
-) -> dict[str, Any]:
-    block = f"{site.stack.blocks}.{index}"
-    entry: dict[str, Any] = {
-        "attention": f"{block}.{site.stack.attention}",
-        "out": f"{block}.{site.stack.out}",
-        "heads": change.heads,
-    }
-    if not change.heads:
-        old = site.block_path
-        return {**entry, "norms": [block + path.removeprefix(old) for path in site.norm_paths]}
-    pairs = change.pairs(layer)
-    return {
-        **entry,
-        "kv_heads": change.kv_heads,
-        "qk_dim": change.qk_dim,
-        "v_dim": change.v_dim,
-        "pairs": None if pairs == full_pairs else pairs,
-        "scale": float(site.module.scaling),
-        "slot": slot,
-    }
-
-
-def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], shape: ModelShape) -> None:
-    """Say the shapes once more in transformers' own ``per_layer_config``, which caches and servers read."""
-    first = next(layer for layer in shape.layers if layer.heads)
-    for name, value in (("head_dim", first.qk_dim), ("qk_head_dim", first.qk_dim), ("v_head_dim", first.v_dim)):
-        if getattr(config, name, None) is None:
-            setattr(config, name, value)
-    if getattr(config, "num_key_value_heads", None) is None:
-        config.num_key_value_heads = first.kv_heads
-    config.per_layer_config = {
-        index: {
-            "num_attention_heads": layer["heads"],
-            "num_key_value_heads": layer["kv_heads"],
-            "head_dim": layer["qk_dim"],
-            "qk_head_dim": layer["qk_dim"],
-            "v_head_dim": layer["v_dim"],
-        }
-        if layer["heads"]
-        else {"skip": ["attention"]}
-        for index, layer in enumerate(layers)
-    }
-
-
-def _auto_map(base: str, stock_class: type) -> dict[str, str]:
-    """Which class of the modelling file each auto class takes; servers want ``AutoModel`` as well."""
-    prefix = f"{MODELING_FILE}.{modeling_headwise.PREFIX}"
-    mapped = {"AutoConfig": prefix + modeling_headwise.CONFIG_MAPPING[base].__name__}
-    for auto_class, names in modeling_headwise.AUTO_CLASSES.items():
-        known = modeling_headwise.as_tuple(getattr(modeling_headwise.modeling_auto, names).get(base))
-        if auto_class == "AutoModel" or stock_class.__name__ in known:
-            name = stock_class.__name__ if stock_class.__name__ in known else known[0]
-            mapped[auto_class] = prefix + name
-    return mapped
-
-
-def _stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The class of transformers that ``model`` is, or was before it was reduced."""
-    classes = [c for c in type(model).__mro__ if not issubclass(c, modeling_headwise.ReducedModel)]
-    return next(c for c in classes if issubclass(c, PreTrainedModel))
 
 
 def _empty(model_class: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -118,7 +118,11 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A whole model: its attention layers in order and everything around them."""
+    """A whole model: its attention layers in order and everything around them.
+
+    ``source_tokens`` is the fixed input length of an encoder-decoder, ``max_tokens`` the longest text (or image) the
+    model was made for.
+    """
 
     family: str
     width: int
@@ -126,6 +130,7 @@ class ModelShape:
     outside_parameters: int
     outside_matmul: int
     source_tokens: int = 0
+    max_tokens: int | None = None
 
     def attention_parameters(self) -> int:
         """Parameters of all attention layers."""

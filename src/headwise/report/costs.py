@@ -12,6 +12,7 @@ from headwise.records.shape import ModelShape
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+ROLES = {"none": "encoder", "tokens": "decoder", "source": "cross"}
 COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "parameters", "KV / token", "KV cache")
 
 
@@ -22,7 +23,8 @@ def print_costs(report: CostReport, console: Console | None = None) -> None:
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "layers" else "right", no_wrap=True)
     for first, last, row in _runs([_row(index, report) for index in range(len(report.before.layers))]):
-        table.add_row(str(first) if first == last else f"{first}-{last}", *row)
+        numbers = str(first) if first == last else f"{first}-{last}"
+        table.add_row(f"{numbers} {row[0]}".rstrip(), *row[1:])
     console.print(table)
     console.print()
     totals = Table(box=None, show_header=False, pad_edge=False)
@@ -39,13 +41,14 @@ def _row(index: int, report: CostReport) -> tuple[str, ...]:
         return before
     number = report.kept[index]
     after = ("-",) * len(before) if number is None else _cells(number, report.cost_after, report.after)
-    return tuple(_change(old, new) for old, new in zip(before, after, strict=True))
+    return before[0], *(_change(old, new) for old, new in zip(before[1:], after[1:], strict=True))
 
 
 def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
     layer, spent = shape.layers[index], cost.layers[index]
     dims = (layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim)
     return (
+        ROLES[layer.cache] if shape.source_tokens else "",
         *(str(value) if layer.heads else "-" for value in dims),
         _count(spent.parameters),
         _size(spent.kv_bytes_per_token),

@@ -8,11 +8,15 @@ from headwise.families.load import open_shape
 from headwise.records.cost import CostReport, cost_of
 from headwise.records.plan import Plan
 
+DEFAULT_CONTEXT = 8192
 
-def report_cost(source: str, plan_file: Path | None, context: int, batch: int, dtype: str) -> CostReport:
-    """The cost of the model at ``source``; no weight is read."""
+
+def report_cost(source: str, plan_file: Path | None, context: int | None, batch: int, dtype: str) -> CostReport:
+    """The cost of the model at ``source``; no weight is read. ``context`` None: what it was made for, up to 8,192."""
     plan = None if plan_file is None else Plan.load(plan_file)
     shape = open_shape(source)
+    if context is None:
+        context = min(DEFAULT_CONTEXT, shape.max_tokens or DEFAULT_CONTEXT)
     cost = cost_of(shape, context, batch, dtype)
     if plan is None:
         return CostReport(shape, cost)
