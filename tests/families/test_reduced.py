@@ -122,12 +122,11 @@ def test_student_round_trips_through_disk(name, tmp_path):
 def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise(tmp_path):
     """One process that cannot import headwise opens random reduced models of each family: the same outputs."""
     expected = {}
-    for name in REDUCIBLE:
-        model = tiny(name)
 
+    def write_some(name, model):
         @settings(QUICK, max_examples=3)
         @given(plan=plans(shape_of(model)))
-        def write(plan, name=name, model=model):
+        def write(plan):
             student = build_student(model, plan, form="per-layer")
             inputs = example_inputs(student)
             key = f"{name}-{len(expected)}"
@@ -137,6 +136,9 @@ def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise
                 expected[key] = student(**inputs)[0]
 
         write()
+
+    for name in REDUCIBLE:
+        write_some(name, tiny(name))
     script = tmp_path / "open_all.py"
     script.write_text(
         "import sys, runpy, transformers\n"
