@@ -1,10 +1,10 @@
 """SmolLM2-135M as headwise opens it: logits against transformers' own GGUF reader, perplexity, and reduced models.
 
-    python benchmarks/smollm2.py [--text FILE] [--tokens 20480] [--context 1024] [-o results/smollm2.json]
+    python benchmarks/smollm2.py [--text FILE] [--tokens 20480] [--context 1024] [-o results]
 
-Without --text only the logits, the identity and the caches are measured; with it (for example raw WikiText test) also
-the perplexity of the dense model, of its full-shape student (the same model through our attention), and of students
-cut by their weights alone, the papers' way, which later methods must beat.
+Writes smollm2.json: logits, identity and caches; with --text (for example raw WikiText test) also
+smollm2_perplexity.json: the perplexity of the dense model, of its full-shape student (the same model through our
+attention), and of students cut by their weights alone, the papers' way, which later methods must beat.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--text", type=Path)
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("-o", "--output", type=Path, default=Path("results/smollm2.json"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("results"))
     args = parser.parse_args()
     folder = demo_model()
     model = open_model(str(folder))
@@ -75,7 +75,6 @@ def main():
     with torch.inference_mode():
         difference = (students["full"](**inputs).logits - logits).abs().max().item()
         facts["full_student_against_dense"] = difference
-        tokens = inputs["input_ids"].shape[1]
         for name, student in students.items():
             output = student.generate(**inputs, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
             kept = output.past_key_values.get_seq_length()
@@ -83,15 +82,15 @@ def main():
             assert measured == cost_of(shape_of(student), kept, dtype="fp32").kv_bytes
             facts[f"cache bytes per token in generate, {name}"] = measured // kept
     print(json.dumps(facts, indent=1))
-
+    (args.output / "smollm2.json").write_text(json.dumps(facts, indent=1) + "\n")
     if args.text:
         ids = tokenizer(args.text.read_text(encoding="utf-8"), return_tensors="pt").input_ids[0, : args.tokens]
-        facts["perplexity"] = {"text": args.text.name, "tokens": len(ids), "context": args.context}
+        found = {"model": facts["model"], "text": args.text.name, "tokens": len(ids), "context": args.context}
         for name, each in {"dense": model, **students}.items():
             start = time.perf_counter()
-            facts["perplexity"][name] = round(perplexity(each, ids, args.context), 3)
-            print(f"{name}: perplexity {facts['perplexity'][name]} ({time.perf_counter() - start:.0f} s, {tokens=})")
-    args.output.write_text(json.dumps(facts, indent=1) + "\n")
+            found[name] = round(perplexity(each, ids, args.context), 3)
+            print(f"{name}: perplexity {found[name]} ({time.perf_counter() - start:.0f} s)")
+        (args.output / "smollm2_perplexity.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes, real files, and one clear sentence for every wrong input."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -130,6 +131,16 @@ def to_pickle(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
 
+def header(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+
+
+def not_a_number(model: Path) -> None:
+    state = tiny("llama").state_dict()
+    state["model.layers.1.self_attn.v_proj.weight"][0, 0] = torch.nan
+    save_file(state, model / "model.safetensors", metadata={"format": "pt"})
+
+
 def lose_weight(model: Path) -> None:
     state = tiny("llama").state_dict()
     state.pop("model.layers.1.mlp.up_proj.weight")
@@ -158,6 +169,24 @@ WRONG = {
     "pickle": (lambda m, p: to_pickle(m), "holds its weights as a pickle (pytorch_model.bin)"),
     "no weights": (lambda m, p: (m / "model.safetensors").unlink(), "holds no weights"),
     "a weight is missing": (lambda m, p: lose_weight(m), "lacks 1 weights its config asks for"),
+    "header is no table": (lambda m, p: header(m, b"[]"), "its header makes no sense"),
+    "header without offsets": (lambda m, p: header(m, b'{"x": {}}'), "its header makes no sense"),
+    "header of other things": (
+        lambda m, p: header(m, b'{"x": {"dtype": "Q9", "shape": [0], "data_offsets": [0, 0]}}'),
+        "cannot be loaded",
+    ),
+    "index of nothing": (
+        lambda m, p: (
+            (m / "model.safetensors").rename(m / "other.safetensors"),
+            (m / "model.safetensors.index.json").write_text("{}"),
+        ),
+        "cannot be loaded",
+    ),
+    "class is a number": (lambda m, p: change(m / "config.json", architectures=[5]), "names no architecture"),
+    "class is not ours": (lambda m, p: change(m / "config.json", architectures=["HeadwiseX"]), "has no class Headwise"),
+    "not a number": (lambda m, p: not_a_number(m), "are not all finite numbers"),
+    "plan too deep": (lambda m, p: p.write_text("[" * 100_000), "is damaged or not JSON"),
+    "misspelt field": (lambda m, p: edit_layer(p, qk_dims=4), "unknown field 'qk_dims'"),
     "plan is not JSON": (lambda m, p: p.write_text("heads: 4"), "is damaged or not JSON"),
     "plan is a profile": (lambda m, p: change(p, headwise="profile"), "found a headwise profile"),
     "plan for another model": (lambda m, p: change(p, width=64), "The plan was made for another model"),
@@ -203,6 +232,25 @@ def test_impossible_options(dense, option):
     result = run("cost", dense, *option)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_outputs_that_cannot_be_are_refused_before_any_work(dense, plan, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for wrong in (tmp_path / "file" / "out", tmp_path / "file"):
+        result = run("compress", dense, "--plan", plan, "-o", wrong)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    result = run("compress", dense / "config.json", "--plan", plan, "-o", tmp_path / "deep" / "out")
+    assert (result.returncode, "without weights" in result.stderr) == (2, True), result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_folder_one_stands_in_and_home_are_understood(dense, plan, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "dense").symlink_to(dense)
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    result = run("compress", "~/dense", "--plan", plan, "-o", ".", cwd=tmp_path / "here", env=environment)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "here" / "config.json").is_file()
 
 
 def test_output_that_exists_is_kept(dense, plan, tmp_path):

@@ -1,7 +1,8 @@
 """Attention weights cut to a planned shape by the weights alone: what the papers do, and the baseline to beat.
 
-Value and output, and query and key where no rotary position or norm stands between them, are truncated jointly, all
-query heads of a key/value head at once. Rotary coordinates keep whole pairs. Biases ride along as one more input.
+Which RoPE pairs stay is decided before (`headwise.families.pairs`). Value and output, and query and key where no rotary
+position or norm stands between them, are truncated jointly, all query heads of a key/value head at once. Rotary
+coordinates keep whole pairs. Biases ride along as one more input.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.families.weights import AttentionWeights
-from headwise.linalg.joint import joint_truncate, pair_energy
+from headwise.linalg.joint import joint_truncate
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan
 from headwise.records.shape import LayerShape
@@ -21,8 +22,7 @@ from headwise.records.shape import LayerShape
 
 def cut_attention(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
     """The weights a layer keeps under ``plan``; a plan that keeps everything changes nothing."""
-    merged = plan.kept_heads is None and plan.merges(layer)
-    weights = _merge_groups(weights, plan.kv_heads) if merged else _keep_heads(weights, plan, layer)
+    weights = keep_heads(weights, plan, layer)
     if plan.v_dim < layer.v_dim:
         weights = _cut_values(weights, plan.v_dim)
     if plan.qk_dim < layer.qk_dim:
@@ -47,7 +47,10 @@ def _merge_groups(weights: AttentionWeights, kv_heads: int) -> AttentionWeights:
     )
 
 
-def _keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+def keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+    """The heads a layer keeps under ``plan``, at their full widths."""
+    if plan.kept_heads is None and plan.merges(layer):
+        return _merge_groups(weights, plan.kv_heads)
     if plan.kept_heads is None and (plan.heads, plan.kv_heads) == (layer.heads, layer.kv_heads):
         return weights
     per_old, per_new = layer.heads // layer.kv_heads, plan.heads // plan.kv_heads
@@ -90,7 +93,7 @@ def _without_bias(rows_NDR: Tensor, b_NR: Tensor | None) -> tuple[Tensor, Tensor
     return rows_NDR[:, :-1].mT, rows_NDR[:, -1]
 
 
-def _by_group(x_HRD: Tensor, groups: int) -> Tensor:
+def by_group(x_HRD: Tensor, groups: int) -> Tensor:
     """Rows of all query heads of a group stacked: (H, R, D) as (G, H/G * D, R)."""
     return x_HRD.mT.unflatten(0, (groups, -1)).flatten(1, 2)
 
@@ -102,7 +105,7 @@ def _by_head(rows_GNR: Tensor, heads: int) -> Tensor:
 
 def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
     H, G = weights.w_o_HVD.shape[0], weights.w_v_GVD.shape[0]
-    out, values = joint_truncate(_by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim)
+    out, values = joint_truncate(by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim)
     w_v, b_v = _without_bias(values, weights.b_v_GV)
     return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=_by_head(out, H))
 
@@ -110,7 +113,7 @@ def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
 def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
     H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
     pairs = plan.pairs(layer)
-    turned = _kept_coordinates(weights, plan, layer, pairs)
+    turned = _kept_coordinates(plan, layer, weights.w_k_GKD.device)
     free, free_before = plan.qk_dim - 2 * pairs, layer.qk_dim - layer.rotary
     kept = torch.arange(layer.rotary, layer.qk_dim, device=turned.device).expand(G, -1)
     if weights.norm_q is not None:
@@ -138,20 +141,11 @@ def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) 
     )
 
 
-def _kept_coordinates(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, pairs: int) -> Tensor:
-    """Rotary coordinates each key/value head keeps, (G, 2 * pairs): those planned, else the pairs of most energy."""
-    G = weights.w_k_GKD.shape[0]
-    device = weights.w_k_GKD.device
-    if not layer.rotary:
-        return torch.zeros(G, 0, dtype=torch.long, device=device)
+def _kept_coordinates(plan: LayerPlan, layer: LayerShape, device: torch.device) -> Tensor:
+    """Rotary coordinates each key/value head keeps, (G, 2 * pairs)."""
     half = layer.rotary // 2
-    if plan.rope_pairs is not None:
-        kept_GP = torch.tensor(plan.rope_pairs, dtype=torch.long, device=device).sort(dim=-1).values
-    elif pairs == half:
-        kept_GP = torch.arange(half, device=device).expand(G, -1)
-    else:
-        energy_GP = pair_energy(_by_group(weights.w_q_HKD, G), weights.w_k_GKD.mT, half)
-        kept_GP = energy_GP.topk(pairs, dim=-1).indices.sort(dim=-1).values
+    named = plan.rope_pairs or (tuple(range(half)),) * plan.kv_heads
+    kept_GP = torch.tensor(named, dtype=torch.long, device=device).sort(dim=-1).values
     return torch.cat((kept_GP, kept_GP + half), dim=1)
 
 
@@ -166,6 +160,8 @@ def _pick_coordinates(
         return tensor.gather(1, index.view(*index.shape, *[1] * (tensor.ndim - 2)).expand(shape))
 
     def pick_norm(norm: Tensor, index: Tensor) -> Tensor:
+        if norm.ndim == 1 and (index == index[:1]).all():
+            return norm[index[0]]
         return norm.expand(index.shape[0], 1, norm.shape[-1])[:, 0].gather(1, index)[:, None]
 
     rope = weights.rope_pairs_GP

@@ -50,16 +50,15 @@ def open_config(source: str) -> PreTrainedConfig:
 def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
     """The class of transformers (or of headwise) that the config names."""
     names = getattr(config, "architectures", None)
-    if not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise InputError(
             f"The config of {source} names no architecture; add for example {json.dumps([_suggest(config)])} to it as "
             '"architectures".'
         )
     name = names[0]
-    if name.startswith(modeling_headwise.PREFIX):
-        return getattr(modeling_headwise, name)
-    found = getattr(transformers, name, None)
-    if found is None:
+    room = modeling_headwise if name.startswith(modeling_headwise.PREFIX) else transformers
+    found = getattr(room, name, None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise InputError(f"transformers {transformers.__version__} has no class {name}, which {source} asks for.")
     return found
 
@@ -87,6 +86,8 @@ def open_model(source: str, **options: Any) -> PreTrainedModel:
     config = open_config(source)
     cls = model_class(config, source)
     folder = Path(source).expanduser()
+    if folder.is_file():
+        raise InputError(f"{source} is a config without weights; give the folder of the model.")
     if folder.is_dir():
         _check_weights(folder)
         source = str(folder)
@@ -95,7 +96,7 @@ def open_model(source: str, **options: Any) -> PreTrainedModel:
         model, info = cast(Any, cls).from_pretrained(
             source, config=config, use_safetensors=True, output_loading_info=True, **options
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # as above
         raise InputError(f"{source} cannot be loaded: {_reason(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
@@ -125,22 +126,14 @@ def _check_safetensors(path: Path) -> None:
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else size  # noqa: PLR2004
         if length + 8 > size:
             raise InputError(f"{path} is damaged or cut short: its header does not fit into its {size} bytes.")
-        header = _read_header(file.read(length), path)
-    end = (
-        8
-        + length
-        + max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
-    )
+        header = file.read(length)
+    try:
+        ends = [item["data_offsets"][1] for name, item in json.loads(header).items() if name != "__metadata__"]
+        end = 8 + length + max(ends, default=0)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError):
+        raise InputError(f"{path} is not a safetensors file: its header makes no sense.") from None
     if end != size:
         raise InputError(f"{path} is damaged or cut short: it should have {end} bytes and has {size}.")
-
-
-def _read_header(raw: bytes, path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file."""
-    try:
-        return json.loads(raw)
-    except ValueError:
-        raise InputError(f"{path} is not a safetensors file: its header is not JSON.") from None
 
 
 def _suggest(config: PreTrainedConfig) -> str:

@@ -36,6 +36,10 @@ AUTO_CLASSES = {
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "AutoModelForNextSentencePrediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
+    "AutoModelForMaskedImageModeling": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
+    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
 }
 
 
@@ -126,6 +130,10 @@ class ReducedAttention:
             output = self.resid_dropout(output)
         return output, weights
 
+    def __reduce_ex__(self, protocol):
+        """Pickle and copy by the stock class: this one is made at run time."""
+        return restore_attention, (type(self).__mro__[2],), self.__dict__
+
     def _split(self, name, x_BTD, heads):
         projected = getattr(self, name)(x_BTD)
         return projected.view(*x_BTD.shape[:-1], heads, -1).transpose(1, 2)
@@ -172,11 +180,14 @@ class NoAttention(nn.Module):
 def install(model, config):
     """Exchange the attention modules of a stock ``model`` for those ``config.headwise`` describes."""
     spec = config.headwise
+    base = model.base_model
     for layer in spec["layers"]:
+        if isinstance(base.get_submodule(layer["attention"]), (ReducedAttention, NoAttention)):
+            continue  # task heads shared by many families build their base from the config: it is reduced already
         if layer["heads"]:
-            reduce_attention(model.base_model, layer, spec["names"])
+            reduce_attention(base, layer, spec["names"])
         else:
-            remove_attention(model.base_model, layer)
+            remove_attention(base, layer)
 
 
 def remove_attention(base, layer):
@@ -206,8 +217,10 @@ def reduce_attention(base, layer, names):
     norms = tuple(name for name in names.get("norms", ()) if hasattr(module, name))
     for name, count in zip(norms, (heads, kv_heads)):
         norm = getattr(module, name)
-        if norm.weight.shape[-1] != qk_dim:
+        if layer["norm"] == "per-head":  # heads that keep different coordinates weigh them differently
             norm.weight = nn.Parameter(norm.weight.new_ones(count, 1, qk_dim))
+        elif norm.weight.shape[-1] != qk_dim:
+            norm.weight = nn.Parameter(norm.weight.new_ones(qk_dim))
 
     dropout = next(getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n))
     module.__class__ = reduced_attention(type(module))
@@ -230,6 +243,11 @@ def reduce_attention(base, layer, names):
 def reduced_attention(stock):
     """The class of a reduced attention module; still an instance of ``stock``, so that hooks on that class find it."""
     return type(f"Reduced{stock.__name__}", (ReducedAttention, stock), {})
+
+
+def restore_attention(stock):
+    """An empty reduced attention module, to be filled by pickle."""
+    return reduced_attention(stock).__new__(reduced_attention(stock))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from headwise.families.modeling_headwise import grouped_attention, padded_attention
 
 Watcher = Callable[[str, Tensor, Tensor, Tensor], None]
-NAME = "headwise_watched"
+NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
     ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors arrive after norms and rotary positions and
     before the softmax, at their true widths. Keep statistics, not tensors.
     """
-    paths = {id(module): name for name, module in model.base_model.named_modules()}
+    paths = {id(module): path for path, module in model.base_model.named_modules()}
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
         watcher(paths[id(module)], q, k, v)
@@ -33,15 +34,16 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
         return padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
 
     attend.any_width = True  # pyrefly: ignore[missing-attribute]
+    name = f"headwise_watched_{next(NUMBERS)}"  # several models may be watched at once
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     before = model.config._attn_implementation or "sdpa"
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(name, attend)
     # Without a mask function of its own, masks silently become None; sdpa's are None where the kernel is causal itself.
-    AttentionMaskInterface.register(NAME, eager_mask if capped else sdpa_mask)
-    model.set_attn_implementation(NAME)
+    AttentionMaskInterface.register(name, eager_mask if capped else sdpa_mask)
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
-        del AttentionInterface._global_mapping[NAME]
-        del AttentionMaskInterface._global_mapping[NAME]
+        del AttentionInterface._global_mapping[name]
+        del AttentionMaskInterface._global_mapping[name]

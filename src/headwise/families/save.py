@@ -36,8 +36,8 @@ COMPANIONS = (
     "*processor_config.json",
     "normalizer.json",
 )
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # relative to the largest output
+DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}  # relative to the largest output
 
 
 def save_student(
@@ -65,7 +65,7 @@ def save_student(
 
 def copy_companions(source: str, target: Path) -> None:
     """Copy tokenizer and processor files as they are, from a local folder or from the Hub."""
-    folder = Path(source)
+    folder = Path(source).expanduser()
     if not folder.is_dir():
         if folder.exists() or not source:
             return
@@ -81,8 +81,10 @@ def copy_companions(source: str, target: Path) -> None:
 def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
     """Reload ``folder`` in a fresh process and compare outputs, weights and the bytes of a real cache."""
     inputs = example_inputs(student)
+    training = student.training
     with torch.inference_mode():
-        expected = student(**inputs)[0]
+        expected = student.eval()(**inputs)[0]
+    student.train(training)
     backend = student.config._attn_implementation
     backends = [backend] if backend in ("eager", "sdpa") else []  # others may not exist in the fresh process
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,7 +102,7 @@ def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
         found = json.loads(process.stdout.strip().splitlines()[-1])
         output = load_file(answered)["output"]
     difference = (output.float() - expected.cpu().float()).abs().max().item()
-    allowed = TOLERANCE[student.dtype] * max(expected.abs().max().item(), 1.0)
+    allowed = TOLERANCE[DTYPES[student.dtype]] * max(expected.abs().max().item(), 1.0)
     predicted = predicted_cache(student, inputs)
     for wrong, what in (
         (found["missing"], f"weights newly initialised: {found['missing'][:3]}"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
 from headwise.families.sites import Site, base_type, matrix, sites_of
-from headwise.records.shape import Latent, LayerShape, ModelShape
+from headwise.records.shape import Latent, LayerShape, ModelShape, Norm
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
@@ -25,17 +26,18 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
     attention = sum(layer.parameters(width) for layer in layers)
     total = sum(parameter.numel() for parameter in model.parameters())
     blocks = {id(module) for site in sites for module in site.block.modules()}
-    outside = (
+    outside = [
         module
         for name, module in model.named_modules()
         if id(module) not in blocks and not any(part in family.once for part in name.split("."))
-    )
+    ]
     return ModelShape(
         family=family.name,
         width=width,
         layers=layers,
         outside_parameters=total - attention - in_blocks,
-        outside_matmul=_matmul_weights(outside, model.config),
+        outside_matmul=_matmul_weights((m for m in outside if not isinstance(m, CONVOLUTIONS)), model.config),
+        input_matmul=_convolved([module for module in outside if isinstance(module, CONVOLUTIONS)]),
         source_tokens=getattr(model.config, "max_source_positions", 0),
         max_tokens=_max_tokens(model.config),
     )
@@ -54,10 +56,12 @@ def _max_tokens(config: PreTrainedConfig) -> int | None:
 
 def rotary_width(model: PreTrainedModel) -> int:
     """Coordinates of a full head that RoPE turns."""
+    if family_of(base_type(model.config)).positions != "rotary":
+        return 0
     for name, buffer in model.base_model.named_buffers():
         if name.endswith("inv_freq"):
             return 2 * buffer.shape[-1]
-    return model.config.qk_rope_head_dim if family_of(base_type(model.config)).latent else 0
+    return model.config.qk_rope_head_dim
 
 
 def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -> LayerShape:
@@ -94,7 +98,7 @@ def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -
         rotary=min(rotary, K) if pairs is None else 2 * pairs.shape[-1],
         window=_window(model.config, site),
         biases=_biases(site),
-        norm_parameters=_own_parameters(norms),
+        norm=_norm_kind(norms),
         **common,
     )
 
@@ -123,6 +127,14 @@ def _own_parameters(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
+def _norm_kind(norms: list[nn.Module]) -> Norm:
+    if not norms:
+        return "none"
+    if getattr(norms[0], "bias", None) is not None:
+        return "affine"
+    return "shared" if cast(Tensor, norms[0].weight).ndim == 1 else "per-head"
+
+
 def _key_heads(site: Site, H: int, K: int) -> int:
     if site.family.fused:
         return (matrix(getattr(site.module, site.family.fused)).shape[0] - H * K) // (2 * K)
@@ -147,13 +159,23 @@ def _window(config: PreTrainedConfig, site: Site) -> int | None:
     return config.sliding_window if kinds[index] == "sliding_attention" else None
 
 
+def _convolved(convolutions: list[nn.Module]) -> int:
+    """Weights of a chain of convolutions, times how often each runs for one token that comes out of the chain."""
+    total, runs = 0, 1
+    for module in reversed(convolutions):
+        total += runs * cast(Tensor, module.weight).numel()
+        if isinstance(module, nn.Conv1d):  # sound frames; patches of an image do not overlap and run once each
+            runs *= module.stride[0]
+    return total
+
+
 def _matmul_weights(modules: Iterable[nn.Module], config: PreTrainedConfig) -> int:
     """Weights one token is multiplied with; of a bank of experts only the share that is active."""
     active = getattr(config, "num_experts_per_tok", None)
     total = 0
     for module in modules:
         for parameter in () if isinstance(module, nn.Embedding) else module.parameters(recurse=False):
-            if parameter.ndim == 2 or (isinstance(module, CONVOLUTIONS) and parameter.ndim > 2):  # noqa: PLR2004
+            if parameter.ndim == 2:  # noqa: PLR2004
                 total += parameter.numel()
             elif parameter.ndim == 3 and active:  # noqa: PLR2004 - (experts, out, in)
                 total += parameter.numel() * active // parameter.shape[0]

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headwise.families.family import Family, Stack
 from headwise.families.known import family_of
 from headwise.families.modeling_headwise import NoAttention, ReducedAttention
+from headwise.records.errors import InputError
 from headwise.records.shape import Cache
 
 HEAD_WIDTH = ("head_dim", "head_size", "attention_head_size")
@@ -18,7 +19,7 @@ HEAD_WIDTH = ("head_dim", "head_size", "attention_head_size")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One attention layer of a live model. ``path`` and ``out_path`` start at ``model.base_model``."""
+    """One attention layer of a live model. Paths start at ``model.base_model``."""
 
     family: Family
     stack: Stack
@@ -33,11 +34,6 @@ class Site:
     def path(self) -> str:
         """Path of the attention module."""
         return f"{self.block_path}.{self.stack.attention}"
-
-    @property
-    def out_path(self) -> str:
-        """Path of the output projection."""
-        return f"{self.block_path}.{self.stack.out}"
 
     @property
     def removed(self) -> bool:
@@ -68,8 +64,11 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
 
 
 def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[Site]:
-    base = cast(nn.Module, model.base_model)
-    blocks = cast(nn.ModuleList, base.get_submodule(stack.blocks))
+    try:
+        blocks = cast(nn.ModuleList, model.base_model.get_submodule(stack.blocks))
+    except AttributeError:
+        known = f"{stack.blocks!r}, where headwise looks for the attention of {family.name} models"
+        raise InputError(f"{type(model).__name__} has no {known}.") from None
     own = stack.norms if stack.norms_if is None or getattr(model.config, stack.norms_if) else ()
     decoder = stack.cache == "none" and len(family.stacks) == 1 and getattr(model.config, "is_decoder", False)
     sites = []

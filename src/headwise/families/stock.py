@@ -11,36 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
-from headwise.families.sites import base_type, sites_of
-from headwise.families.weights import read_attention
-from headwise.linalg.joint import pair_energy
+from headwise.families.sites import base_type
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import ModelShape
 
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
-
-
-def stock_plan(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> Plan:
-    """``plan`` with one set of RoPE pairs for the whole model, where it keeps fewer than all and names none.
-
-    The set is chosen jointly: the pairs that hold most weight energy over all layers and heads.
-    """
-    kept = [change for change in plan.layers if not change.dropped]
-    first = shape.layers[0]
-    if kept[0].rope_pairs is not None or kept[0].pairs(first) == first.rotary // 2:
-        return plan
-    energy = torch.zeros(first.rotary // 2, dtype=torch.float64)
-    for site, layer, change in zip(sites_of(model), shape.layers, plan.layers, strict=True):
-        if not change.dropped:
-            weights = read_attention(site, layer.rotary)
-            grouped = weights.w_q_HKD.mT.unflatten(0, (layer.kv_heads, -1)).flatten(1, 2)
-            energy += pair_energy(grouped, weights.w_k_GKD.mT, layer.rotary // 2).square().sum(0)
-    shared = tuple(energy.topk(kept[0].pairs(first)).indices.sort().values.tolist())
-    layers = tuple(
-        change if change.dropped else replace(change, rope_pairs=(shared,) * change.kv_heads) for change in plan.layers
-    )
-    return replace(plan, layers=layers)
 
 
 def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig | str:
@@ -53,6 +29,7 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
     if any(not change.heads for _, change in kept):
         return "some layers have no attention"
     shortened = copy.deepcopy(config)
+    shortened.__dict__.pop("auto_map", None)  # of a repository that also brings code of its own
     if len(kept) < len(shape.layers):
         shortened.num_hidden_layers = len(kept)
         kinds = getattr(config, "layer_types", None)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families import modeling_headwise
 from headwise.families.cut import cut_attention
+from headwise.families.pairs import name_pairs
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
-from headwise.families.stock import stock_config, stock_plan
-from headwise.families.student_config import stock_class_of, student_config
+from headwise.families.stock import stock_config
+from headwise.families.student_config import own_class_of, stock_class_of, student_config
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
@@ -33,21 +33,19 @@ def build_student(
 
     ``reduce`` turns the weights of one layer into those of its planned shape. ``form`` "auto" gives a stock class of
     transformers where one can express the plan, "per-layer" headwise's own, "stock" raises where that is impossible.
+    RoPE pairs that the plan does not name are chosen by `settle_plan`.
     """
+    plan = settle_plan(model, plan, form)
     shape = shape_of(model)
-    plan.check(shape)
-    if form == "stock":
-        plan = stock_plan(model, shape, plan)
     stock = "per-layer shapes were asked for" if form == "per-layer" else stock_config(model, shape, plan)
     if form == "stock" and isinstance(stock, str):
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
         config = student_config(model, shape, plan)
-        own_class = getattr(modeling_headwise, modeling_headwise.PREFIX + stock_class_of(model).__name__)
-        student = _empty(own_class, config, model.dtype)
+        student = _empty(own_class_of(model), config, model.dtype)
     else:
         student = _empty(stock_class_of(model), stock, model.dtype)
-        _rebuild_rotary(student)
+    _rebuild_rotary(student, model.device)
     _fill_attention(model, student, shape, plan, reduce)
     _fill_rest(model, student, plan)
     if model.can_generate():
@@ -55,16 +53,23 @@ def build_student(
     return student.train(model.training)
 
 
+def settle_plan(model: PreTrainedModel, plan: Plan, form: Format = "auto") -> Plan:
+    """``plan`` checked against ``model``, with every RoPE pair it keeps named: one set for all in a stock model."""
+    shape = shape_of(model)
+    plan.check(shape)
+    return name_pairs(model, shape, plan, shared=form == "stock")
+
+
 def _empty(model_class: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         return cast(PreTrainedModel, nn.Module.to(model_class(config), dtype))
 
 
-def _rebuild_rotary(student: PreTrainedModel) -> None:
-    """Compute the frequencies of a stock student anew: they may be fewer than its teacher's."""
+def _rebuild_rotary(student: PreTrainedModel, device: torch.device) -> None:
+    """Compute the frequencies anew: a stock student may have fewer, and long inputs may have changed its teacher's."""
     rotary = getattr(student.base_model, "rotary_emb", None)
     if rotary is not None:
-        student.base_model.rotary_emb = type(rotary)(config=student.config)
+        student.base_model.rotary_emb = type(rotary)(config=rotary.config).to(device)
 
 
 def _fill_attention(
@@ -75,7 +80,11 @@ def _fill_attention(
     for (site, layer, change), new in zip(kept, sites_of(student), strict=True):
         if not change.heads or site.family.latent:
             continue
-        weights = reduce(read_attention(site, layer.rotary), change, layer)
+        weights = read_attention(site, layer.rotary)
+        matrices = (weights.w_q_HKD, weights.w_k_GKD, weights.w_v_GVD, weights.w_o_HVD)
+        if not all(torch.isfinite(matrix).all() for matrix in matrices):
+            raise InputError(f"The attention weights of {site.path} are not all finite numbers.")
+        weights = reduce(weights, change, layer)
         write_attention(new, weights if new.reduced else _for_stock(weights, float(new.module.scaling)))
 
 
@@ -108,7 +117,8 @@ def _fill_rest(model: PreTrainedModel, student: PreTrainedModel, plan: Plan) -> 
         source = tensors[_old_name(name, renumbered)]
         if id(source) not in copies:  # tied weights stay tied
             fresh = source.detach().clone()
-            copies[id(source)] = nn.Parameter(fresh) if isinstance(empty, nn.Parameter) else fresh
+            trainable = empty.requires_grad  # as the class makes it, whatever was frozen in the teacher
+            copies[id(source)] = nn.Parameter(fresh, trainable) if isinstance(empty, nn.Parameter) else fresh
         setattr(cast(nn.Module, student.get_submodule(parent)), leaf, copies[id(source)])
 
 

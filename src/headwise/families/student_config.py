@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headwise.families import modeling_headwise
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
+from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape, ModelShape
 
@@ -56,6 +57,15 @@ def stock_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class of transformers that ``model`` is, or was before it was reduced."""
     classes = [c for c in type(model).__mro__ if not issubclass(c, modeling_headwise.ReducedModel)]
     return next(c for c in classes if issubclass(c, PreTrainedModel))
+
+
+def own_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The per-layer class that ``model`` becomes."""
+    name = stock_class_of(model).__name__
+    references = _auto_map(base_type(model.config), stock_class_of(model)).values()
+    if not any(reference == f"{MODELING_FILE}.{modeling_headwise.PREFIX}{name}" for reference in references):
+        raise InputError(f"No auto class of transformers opens {name}, so none could open its student.")
+    return getattr(modeling_headwise, modeling_headwise.PREFIX + name)
 
 
 def _kept(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> list[Kept]:
@@ -120,6 +130,7 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
         "qk_dim": change.qk_dim,
         "v_dim": change.v_dim,
         "pairs": None if pairs == full_pairs else pairs,
+        "norm": change.norm(kept.layer),
         "scale": float(site.module.scaling),
         "slot": slot,
     }

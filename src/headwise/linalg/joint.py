@@ -7,6 +7,7 @@ matrix by itself) is what the papers call SVD initialisation; never is the D x D
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -18,11 +19,12 @@ def joint_truncate(left_NAR: Tensor, right_NBR: Tensor, rank: int) -> tuple[Tens
     left, right = left_NAR.double(), right_NBR.double()
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right)
-    u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
     root = s[:, None, :rank].sqrt()
-    new_left = q_left @ (u[..., :rank] * root)
-    new_right = q_right @ (vh.mT[..., :rank] * root)
-    return new_left.to(left_NAR.dtype), new_right.to(right_NBR.dtype)
+    factors = (q_left @ (u[..., :rank] * root), q_right @ (vh.mT[..., :rank] * root))
+    # Fewer rows than ``rank`` leave nothing for the last columns.
+    left, right = (F.pad(factor, (0, rank - factor.shape[-1])) for factor in factors)
+    return left.to(left_NAR.dtype), right.to(right_NBR.dtype)
 
 
 def pair_energy(q_NAK: Tensor, k_NBK: Tensor, pairs: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Exact cost of an attention stack: parameters, bytes in the KV cache, floating-point operations per token.
 
-A multiplication and an addition count as two operations; softmax, norms and rotations are left out, as everywhere.
+A multiplication and an addition count as two operations; softmax, norms and rotations are left out, as everywhere, and
+so is what runs once per sequence (poolers, classifiers); an image's class token is counted like a patch.
 KV bytes are those of transformers' dynamic cache, checked against real caches in the tests.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from headwise.records.errors import InputError
 from headwise.records.shape import LayerShape, ModelShape
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ def cost_of(shape: ModelShape, context: int, batch: int = 1, dtype: str = "bf16"
         raise InputError(f"Unknown dtype {dtype!r}; use one of {', '.join(DTYPE_BYTES)}.")
     layers = tuple(_layer_cost(layer, shape, context, batch, DTYPE_BYTES[dtype]) for layer in shape.layers)
     decodes = any(layer.cache != "none" for layer in shape.layers)
-    head = 2 * shape.outside_matmul
     # The input of an encoder-decoder is its source: the vocabulary head runs on decoded tokens only.
+    head, inputs = 2 * shape.outside_matmul, 2 * shape.input_matmul
     return Cost(
         context=context,
         batch=batch,
@@ -78,7 +79,7 @@ def cost_of(shape: ModelShape, context: int, batch: int = 1, dtype: str = "bf16"
         total_parameters=shape.total_parameters(),
         kv_bytes_per_token=sum(layer.kv_bytes_per_token for layer in layers),
         kv_bytes=sum(layer.kv_bytes for layer in layers),
-        prefill_flops=sum(layer.prefill_flops for layer in layers) + (0 if shape.source_tokens else head),
+        prefill_flops=sum(layer.prefill_flops for layer in layers) + inputs + (0 if shape.source_tokens else head),
         decode_flops=sum(layer.decode_flops for layer in layers) + (head if decodes else 0),
         layers=layers,
     )

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,15 +28,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Raise where writing the folder ``path`` would overwrite something."""
+    """Raise where the folder ``path`` cannot be written or would overwrite something."""
+    path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; give another name or remove it first.")
+    nearest = next(parent for parent in path.parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: {nearest} is not a folder that can be written to.")
 
 
 @contextmanager
 def new_folder(path: Path) -> Generator[Path, None, None]:
     """A temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not."""
+    path = path.resolve()
     check_free(path)
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -50,6 +56,9 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
         temporary.replace(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
         raise
 
 
@@ -66,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"There is no file {path}.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged or not JSON: {error}.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object, found {_kind(content)}.")
@@ -100,6 +109,12 @@ class Reader:
     def error(self, expected: str) -> InputError:
         """An `InputError` that points at this place."""
         return InputError(f"{self.where}: {expected}, found {_kind(self.content)}.")
+
+    def only(self, *names: str) -> None:
+        """Raise on a field that is none of ``names``: a misspelt one would be ignored silently."""
+        unknown = sorted(set(self.content) - set(names)) if isinstance(self.content, dict) else []
+        if unknown:
+            raise InputError(f"{self.where}: unknown field {unknown[0]!r}; known are {', '.join(names)}.")
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from headwise.records.errors import InputError
 from headwise.records.files import Reader, read_record, write_record
-from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.shape import LayerShape, ModelShape, Norm
 
 KIND = "plan"
 VERSION = 1
@@ -44,6 +44,11 @@ class LayerPlan:
             return len(self.rope_pairs[0])
         return min(self.qk_dim, layer.rotary) // 2
 
+    def norm(self, layer: LayerShape) -> Norm:
+        """Kind of the norms on queries and keys: heads that keep different dimensions need weights of their own."""
+        alike = self.rope_pairs is not None and len({frozenset(pairs) for pairs in self.rope_pairs}) == 1
+        return "per-head" if layer.norm == "shared" and self.qk_dim < layer.qk_dim and not alike else layer.norm
+
     def check(self, layer: LayerShape, index: int) -> None:
         """Raise an `InputError` where ``layer`` cannot be reduced to this."""
         where = f"Layer {index} of the plan"
@@ -61,6 +66,8 @@ class LayerPlan:
             raise InputError(f"{where}: {self.heads} heads need kv_heads, qk_dim and v_dim of at least 1.")
         if self.heads % self.kv_heads:
             raise InputError(f"{where}: {self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
+        if layer.norm == "affine" and self.qk_dim < layer.qk_dim:
+            raise InputError(f"{where}: qk_dim cannot be cut below a norm with biases on queries and keys.")
         self._check_kept_heads(layer, where)
         self._check_pairs(layer, where)
 
@@ -182,6 +189,7 @@ class Plan:
     def load(cls, path: Path | str) -> Plan:
         """Read a plan; a damaged or foreign file raises an `InputError` that says what was expected and found."""
         reader = read_record(Path(path), KIND, VERSION)
+        reader.only("headwise", "version", *(field.name for field in fields(cls)))
         before = []
         for row in reader.rows("before"):
             values = row.integers()
@@ -199,6 +207,7 @@ class Plan:
 
 
 def _read_layer(row: Reader) -> LayerPlan:
+    row.only(*(field.name for field in fields(LayerPlan)))
     pairs = row.rows("rope_pairs") if row.has("rope_pairs") else None
     return LayerPlan(
         *(row.integer(name) for name in DIMS),

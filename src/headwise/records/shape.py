@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headwise.records.plan import LayerPlan, Plan
 
 Cache = Literal["tokens", "source", "none"]
+Norm = Literal["none", "shared", "per-head", "affine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,10 @@ class LayerShape:
     """One attention layer and the rest of its block. ``heads == 0`` means the attention is removed.
 
     ``rotary`` counts the coordinates of a head that RoPE turns (0 without RoPE), ``window`` the keys a query may see,
-    ``biases`` names the projections of q, k, v, o that have one, ``norm_parameters`` counts those of norms on queries
-    and keys. ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention), nothing
-    (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
+    ``biases`` names the projections of q, k, v, o that have one. ``norm`` tells of norms on queries and keys: one
+    weight per dimension for all heads ("shared"), for each head ("per-head"), or weights and biases ("affine", which
+    cannot be cut). ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention),
+    nothing (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
     ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms).
     """
 
@@ -47,7 +49,7 @@ class LayerShape:
     latent: Latent | None = None
     cache: Cache = "tokens"
     biases: str = ""
-    norm_parameters: int = 0
+    norm: Norm = "none"
     own_norm: int = 0
     rest_parameters: int = 0
     rest_matmul: int = 0
@@ -112,7 +114,8 @@ class LayerShape:
                 "v": self.kv_heads * self.v_dim,
                 "o": width,
             }
-            norms = self.norm_parameters
+            copies = {"none": 0, "shared": 2, "per-head": self.heads + self.kv_heads, "affine": 4}
+            norms = copies[self.norm] * self.qk_dim
         return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
 
 
@@ -120,8 +123,9 @@ class LayerShape:
 class ModelShape:
     """A whole model: its attention layers in order and everything around them.
 
-    ``source_tokens`` is the fixed input length of an encoder-decoder, ``max_tokens`` the longest text (or image) the
-    model was made for.
+    ``outside_matmul`` weights outside the blocks meet every token that comes out (the vocabulary head),
+    ``input_matmul`` ones every token that goes in (patches, sound frames). ``source_tokens`` is the fixed input length
+    of an encoder-decoder, ``max_tokens`` the longest text (or image) the model was made for.
     """
 
     family: str
@@ -129,6 +133,7 @@ class ModelShape:
     layers: tuple[LayerShape, ...]
     outside_parameters: int
     outside_matmul: int
+    input_matmul: int = 0
     source_tokens: int = 0
     max_tokens: int | None = None
 
@@ -155,28 +160,14 @@ class ModelShape:
 def _planned_layer(layer: LayerShape, change: LayerPlan) -> LayerShape:
     if not change.heads:
         return replace(
-            layer,
-            heads=0,
-            kv_heads=0,
-            qk_dim=0,
-            v_dim=0,
-            rotary=0,
-            norm_parameters=0,
-            biases="",
-            window=None,
-            own_norm=0,
+            layer, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, window=None, biases="", norm="none", own_norm=0
         )
-    rotary = 2 * change.pairs(layer)
-    norms = layer.norm_parameters
-    if norms and change.qk_dim != layer.qk_dim:
-        # A cut norm carries one weight per head and coordinate: heads may keep different RoPE pairs.
-        norms = (change.heads + change.kv_heads) * change.qk_dim
     return replace(
         layer,
         heads=change.heads,
         kv_heads=change.kv_heads,
         qk_dim=change.qk_dim,
         v_dim=change.v_dim,
-        rotary=rotary,
-        norm_parameters=norms,
+        rotary=2 * change.pairs(layer),
+        norm=change.norm(layer),
     )

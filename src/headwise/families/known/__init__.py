@@ -1,4 +1,4 @@
-"""The families headwise knows, one small file of data each. To add one: copy a file, add one line here."""
+"""The families headwise knows, one small file of data each. To add one: copy a file, list it here."""
 
 from headwise.families.family import Family
 from headwise.families.known import (
