@@ -1,6 +1,10 @@
 import pytest
 import torch
 import transformers
+from hypothesis import settings
+
+settings.register_profile("same examples every time", derandomize=True, deadline=None)
+settings.load_profile("same examples every time")
 
 
 @pytest.fixture(scope="session", autouse=True)

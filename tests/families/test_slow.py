@@ -21,7 +21,7 @@ def test_every_cache_generates_the_same_tokens_under_a_hundred_plans(name):
     model = tiny(name)
     ids = example_inputs(model, tokens=8)["input_ids"]
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, derandomize=False, suppress_health_check=list(HealthCheck))
     @given(plan=plans(shape_of(model)))
     def check(plan):
         student = build_student(model, plan)

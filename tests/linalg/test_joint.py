@@ -7,7 +7,7 @@ from headwise.linalg.joint import joint_truncate, pair_energy
 SIZES = st.tuples(st.integers(1, 3), st.integers(5, 20), st.integers(5, 20), st.integers(1, 5))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=SIZES, seed=st.integers(0, 99), data=st.data())
 def test_no_other_product_of_that_rank_is_nearer(sizes, seed, data):
     """The error equals the tail of the singular values of the full product, which is the optimum (Eckart-Young)."""

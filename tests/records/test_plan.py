@@ -78,7 +78,7 @@ def test_some_attention_must_stay():
 
 
 @pytest.mark.parametrize("shape", [model(ROTARY, PARTIAL, PLAIN), model(PLAIN, PARTIAL)], ids=["three", "two"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_plan_survives_its_file_and_never_costs_more(shape, data, tmp_path_factory):
     plan = data.draw(plans(shape))
