@@ -82,15 +82,12 @@ def _maybe(function: Callable[..., Tensor], tensor: Tensor | None, *rest: Tensor
 
 
 def _with_bias(w_NRD: Tensor, b_NR: Tensor | None) -> Tensor:
-    """(N, R, D) and its bias as (N, D or D+1, R): the bias is the row that a constant input would multiply."""
-    rows = w_NRD if b_NR is None else torch.cat((w_NRD, b_NR[..., None]), dim=-1)
-    return rows.mT
+    """(N, R, D), or (N, R, D + 1) with the bias as the column that a constant input would multiply."""
+    return w_NRD if b_NR is None else torch.cat((w_NRD, b_NR[..., None]), dim=-1)
 
 
-def _without_bias(rows_NDR: Tensor, b_NR: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if b_NR is None:
-        return rows_NDR.mT, None
-    return rows_NDR[:, :-1].mT, rows_NDR[:, -1]
+def _without_bias(w_NRD: Tensor, biased: bool) -> tuple[Tensor, Tensor | None]:
+    return (w_NRD[..., :-1], w_NRD[..., -1]) if biased else (w_NRD, None)
 
 
 def by_group(x_HRD: Tensor, groups: int) -> Tensor:
@@ -99,14 +96,14 @@ def by_group(x_HRD: Tensor, groups: int) -> Tensor:
 
 
 def _by_head(rows_GNR: Tensor, heads: int) -> Tensor:
-    per_group = heads // rows_GNR.shape[0]
-    return rows_GNR.unflatten(1, (per_group, -1)).flatten(0, 1).mT
+    """The way back: (G, H/G * D, R) as (H, R, D)."""
+    return rows_GNR.unflatten(1, (heads // rows_GNR.shape[0], -1)).flatten(0, 1).mT
 
 
 def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
     H, G = weights.w_o_HVD.shape[0], weights.w_v_GVD.shape[0]
-    out, values = joint_truncate(by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV), v_dim)
-    w_v, b_v = _without_bias(values, weights.b_v_GV)
+    out, values = joint_truncate(by_group(weights.w_o_HVD, G), _with_bias(weights.w_v_GVD, weights.b_v_GV).mT, v_dim)
+    w_v, b_v = _without_bias(values.mT, weights.b_v_GV is not None)
     return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=_by_head(out, H))
 
 
@@ -122,23 +119,13 @@ def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) 
     picked = _pick_coordinates(weights, torch.cat((turned, kept), dim=1), pairs, layer)
     if free == free_before:
         return picked
-    w_q, b_q = picked.w_q_HKD[:, 2 * pairs :], None if picked.b_q_HK is None else picked.b_q_HK[:, 2 * pairs :]
-    w_k, b_k = picked.w_k_GKD[:, 2 * pairs :], None if picked.b_k_GK is None else picked.b_k_GK[:, 2 * pairs :]
-    queries = _with_bias(w_q, b_q).unflatten(0, (G, -1)).flatten(1, 2)
-    queries, keys = joint_truncate(queries, _with_bias(w_k, b_k), free)
-    new_q, new_bq = _without_bias(_by_head(queries, H).mT, b_q)
-    new_k, new_bk = _without_bias(keys, b_k)
-
-    def join(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-        return None if before is None or after is None else torch.cat((before[:, : 2 * pairs], after), dim=1)
-
-    return replace(
-        picked,
-        w_q_HKD=torch.cat((picked.w_q_HKD[:, : 2 * pairs], new_q), dim=1),
-        w_k_GKD=torch.cat((picked.w_k_GKD[:, : 2 * pairs], new_k), dim=1),
-        b_q_HK=join(picked.b_q_HK, new_bq),
-        b_k_GK=join(picked.b_k_GK, new_bk),
-    )
+    biased_q, biased_k = picked.b_q_HK is not None, picked.b_k_GK is not None
+    q_turned, q_free = _with_bias(picked.w_q_HKD, picked.b_q_HK).split([2 * pairs, free_before], dim=1)
+    k_turned, k_free = _with_bias(picked.w_k_GKD, picked.b_k_GK).split([2 * pairs, free_before], dim=1)
+    queries, keys = joint_truncate(by_group(q_free, G), k_free.mT, free)
+    w_q, b_q = _without_bias(torch.cat((q_turned, _by_head(queries, H)), dim=1), biased_q)
+    w_k, b_k = _without_bias(torch.cat((k_turned, keys.mT), dim=1), biased_k)
+    return replace(picked, w_q_HKD=w_q, w_k_GKD=w_k, b_q_HK=b_q, b_k_GK=b_k)
 
 
 def _kept_coordinates(plan: LayerPlan, layer: LayerShape, device: torch.device) -> Tensor:

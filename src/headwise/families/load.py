@@ -81,8 +81,8 @@ def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrai
         raise InputError(f"No model can be built from this config: {_reason(error)}") from error
 
 
-def open_model(source: str, **options: Any) -> PreTrainedModel:
-    """A trained model, in its own dtype unless ``dtype`` is given. Weights come from safetensors only."""
+def open_model(source: str) -> PreTrainedModel:
+    """A trained model, in its own dtype. Weights come from safetensors only."""
     config = open_config(source)
     cls = model_class(config, source)
     folder = Path(source).expanduser()
@@ -91,11 +91,9 @@ def open_model(source: str, **options: Any) -> PreTrainedModel:
     if folder.is_dir():
         _check_weights(folder)
         source = str(folder)
-    options.setdefault("dtype", "auto")
+    options = {"config": config, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     try:
-        model, info = cast(Any, cls).from_pretrained(
-            source, config=config, use_safetensors=True, output_loading_info=True, **options
-        )
+        model, info = cast(Any, cls).from_pretrained(source, **options)
     except Exception as error:  # as above
         raise InputError(f"{source} cannot be loaded: {_reason(error)}") from error
     missing = sorted(info["missing_keys"])

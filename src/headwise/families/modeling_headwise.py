@@ -306,8 +306,8 @@ def reduced_config(base):
     name = PREFIX + stock.__name__
     if name not in globals():
         members = {"__module__": __name__, "model_type": HeadwiseConfig.model_type, "_auto_class": "AutoConfig"}
-        members |= {check: seen_dense(getattr(stock, check)) for check in dir(stock) if check.startswith("validate_")}
-        members["validate_architecture"] = ReducedConfig.validate_architecture
+        checks = [check for check in dir(stock) if check.startswith("validate_") and not hasattr(ReducedConfig, check)]
+        members |= {check: seen_dense(getattr(stock, check)) for check in checks}
         globals()[name] = strict(type(stock)(name, (ReducedConfig, stock), members))
         for auto_class, names in AUTO_CLASSES.items():
             stock_models = as_tuple(getattr(modeling_auto, names).get(base))

@@ -23,15 +23,13 @@ def name_pairs(model: PreTrainedModel, shape: ModelShape, plan: Plan, *, shared:
     if not open_layers:
         return plan
     energies = {i: _energy(*layers[i]) for i in open_layers}
+    if shared:
+        total_P = torch.stack([energy_GP.square().sum(0) for energy_GP in energies.values()]).sum(0)
+        energies = {i: total_P.expand_as(energy_GP) for i, energy_GP in energies.items()}
     named = list(plan.layers)
-    for i in open_layers:
-        change, count = plan.layers[i], plan.layers[i].pairs(shape.layers[i])
-        if shared:
-            total = torch.stack([energy.square().sum(0) for energy in energies.values()]).sum(0)
-            pairs = (_strongest(total, count),) * change.kv_heads
-        else:
-            pairs = tuple(_strongest(energy, count) for energy in energies[i])
-        named[i] = replace(change, rope_pairs=pairs)
+    for i, energy_GP in energies.items():
+        count = plan.layers[i].pairs(shape.layers[i])
+        named[i] = replace(plan.layers[i], rope_pairs=tuple(_strongest(energy_P, count) for energy_P in energy_GP))
     return replace(plan, layers=tuple(named))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCardData, snapshot_download
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -69,8 +69,6 @@ def copy_companions(source: str, target: Path) -> None:
     if not folder.is_dir():
         if folder.exists() or not source:
             return
-        from huggingface_hub import snapshot_download  # noqa: PLC0415 - the Hub only where it is needed
-
         folder = Path(snapshot_download(source, allow_patterns=list(COMPANIONS)))
     for pattern in COMPANIONS:
         for path in folder.glob(pattern):
@@ -126,7 +124,7 @@ def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) 
 
 def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found: Mapping[str, Any]) -> str:
     """The model card: where the model comes from, how it was made, what it costs, how to open it."""
-    base = source if source and not Path(source).exists() else None
+    base = source if source and not Path(source).expanduser().exists() else None
     data = ModelCardData(
         base_model=base,
         base_model_relation="finetune" if base else None,

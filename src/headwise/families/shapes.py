@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,19 +39,15 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         outside_matmul=_matmul_weights((m for m in outside if not isinstance(m, CONVOLUTIONS)), model.config),
         input_matmul=_convolved([module for module in outside if isinstance(module, CONVOLUTIONS)]),
         source_tokens=getattr(model.config, "max_source_positions", 0),
-        max_tokens=_max_tokens(model.config),
+        max_tokens=_max_tokens(model),
     )
 
 
-def _max_tokens(config: PreTrainedConfig) -> int | None:
-    for name in ("max_position_embeddings", "max_target_positions"):
-        if getattr(config, name, None):
-            return getattr(config, name)
-    if hasattr(config, "patch_size"):
-        sizes = (config.image_size, config.patch_size)
-        image, patch = ((size, size) if isinstance(size, int) else tuple(size) for size in sizes)
-        return image[0] // patch[0] * (image[1] // patch[1]) + 1
-    return None
+def _max_tokens(model: PreTrainedModel) -> int:
+    if model.main_input_name == "pixel_values":
+        return cast(Any, model.base_model).embeddings.position_embeddings.shape[1]
+    names = ("max_position_embeddings", "max_target_positions")
+    return next(getattr(model.config, name) for name in names if hasattr(model.config, name))
 
 
 def rotary_width(model: PreTrainedModel) -> int:

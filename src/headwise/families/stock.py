@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
 from headwise.families.sites import base_type
-from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import ModelShape
 
@@ -53,8 +53,6 @@ def _smaller_heads(
         return "queries/keys and values differ in width"
     if change.heads != change.kv_heads and not hasattr(config, "num_key_value_heads"):
         return f"{config.model_type} has no grouped key/value heads"
-    if config.hidden_size % change.heads:
-        return f"{change.heads} heads do not divide the width {config.hidden_size}, as {config.model_type} demands"
     if rotary and change.qk_dim < rotary:
         sets = {frozenset(pairs) for each in kept for pairs in each.rope_pairs or ()}
         if len(sets) != 1 or any(each.rope_pairs is None for each in kept):
@@ -66,14 +64,16 @@ def _smaller_heads(
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = change.kv_heads
     config.head_dim = change.qk_dim
+    try:
+        config.validate()
+    except StrictDataclassError as error:
+        return f"{config.model_type} configs refuse it ({error.__cause__ or error})"
     return config
 
 
 def _listed_frequencies(model: PreTrainedModel, config: PreTrainedConfig, pairs: list[int]) -> dict:
     """RoPE parameters that give just the frequencies of ``pairs``: LongRoPE divides each by a factor of its own."""
     rotary = cast(Any, model.base_model).rotary_emb
-    if rotary.inv_freq.is_meta:
-        raise InputError("RoPE frequencies can only be listed for a loaded model.")
     base = float(config.rope_parameters["rope_theta"])
     factors = _factors(rotary.inv_freq.float().cpu()[pairs], base)
     return {

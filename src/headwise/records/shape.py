@@ -135,7 +135,7 @@ class ModelShape:
     outside_matmul: int
     input_matmul: int = 0
     source_tokens: int = 0
-    max_tokens: int | None = None
+    max_tokens: int = 0
 
     def attention_parameters(self) -> int:
         """Parameters of all attention layers."""

@@ -16,7 +16,7 @@ def report_cost(source: str, plan_file: Path | None, context: int | None, batch:
     plan = None if plan_file is None else Plan.load(plan_file)
     shape = open_shape(source)
     if context is None:
-        context = min(DEFAULT_CONTEXT, shape.max_tokens or DEFAULT_CONTEXT)
+        context = min(DEFAULT_CONTEXT, shape.max_tokens)
     cost = cost_of(shape, context, batch, dtype)
     if plan is None:
         return CostReport(shape, cost)
