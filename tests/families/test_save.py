@@ -78,6 +78,16 @@ def test_listed_frequencies_are_exact_to_the_last_bit():
     assert torch.equal(stock.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq[list(pairs)])
 
 
+@pytest.mark.parametrize(("name", "possible"), [("llama", False), ("qwen2", True), ("gemma", True), ("mistral", True)])
+def test_whether_heads_must_divide_the_width_is_for_the_family_to_say(name, possible, tmp_path):
+    model = tiny(name, num_key_value_heads=1)
+    layer = shape_of(model).layers[0]
+    student = build_student(model, uniform(shape_of(model), 3, 1, layer.qk_dim, layer.v_dim))
+    assert (type(student) is type(model)) == possible
+    student.save_pretrained(tmp_path)
+    assert shape_of(open_model(str(tmp_path))) == shape_of(student)
+
+
 def test_stock_without_named_pairs_chooses_one_set_for_the_whole_model():
     model = tiny("llama")
     plan = uniform(shape_of(model), 4, 2, 4, 4)
