@@ -213,8 +213,8 @@ def test_two_models_can_be_watched_at_once():
     inputs = example_inputs(teacher)
     with (
         torch.no_grad(),
-        watching(teacher, lambda path, q, k, v: widths["teacher"].add(v.shape[-1])),
-        watching(student, lambda path, q, k, v: widths["student"].add(v.shape[-1])),
+        watching(teacher, lambda path, a: widths["teacher"].add(a.v_BGSV.shape[-1])),
+        watching(student, lambda path, a: widths["student"].add(a.v_BGSV.shape[-1])),
     ):
         teacher(**inputs)
         student(**inputs)

@@ -32,7 +32,7 @@ def observe(model, inputs):
             site.module.register_forward_pre_hook(remember, with_kwargs=True),
             site.out.register_forward_hook(remember_out),
         ]
-    with torch.no_grad(), watching(model, lambda path, q, k, v: seen[path].update(q=q, k=k, v=v)):
+    with torch.no_grad(), watching(model, lambda path, a: seen[path].update(q=a.q_BHTK, k=a.k_BGSK, v=a.v_BGSV)):
         outputs = model(**inputs)
     for handle in handles:
         handle.remove()

@@ -13,25 +13,39 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.families.modeling_headwise import grouped_attention, padded_attention
+from headwise.linalg.attention import Attention
 
-Watcher = Callable[[str, Tensor, Tensor, Tensor], None]
+Watcher = Callable[[str, Attention], None]
 NUMBERS = itertools.count()
 
 
 @contextmanager
 def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, None]:
-    """Call ``watcher(path, q_BHTK, k_BGTK, v_BGTV)`` at every attention of every forward pass.
+    """Call ``watcher(path, attention)`` at every attention of every forward pass.
 
-    ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors arrive after norms and rotary positions and
-    before the softmax, at their true widths. Keep statistics, not tensors.
+    ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors come at their true widths. Keep statistics, not
+    tensors.
     """
     paths = {id(module): path for path, module in model.base_model.named_modules()}
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
-        watcher(paths[id(module)], q, k, v)
         if capped:  # sdpa cannot cap logits
-            return grouped_attention(module, q, k, v, mask, **kwargs)
-        return padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
+            output, weights = grouped_attention(module, q, k, v, mask, **kwargs)
+        else:
+            output, weights = padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
+        causal = kwargs.get("is_causal")
+        seen = Attention(
+            q_BHTK=q,
+            k_BGSK=k,
+            v_BGSV=v,
+            out_BTHV=output,
+            scale=q.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"],
+            causal=bool(getattr(module, "is_causal", True) if causal is None else causal) and q.shape[2] > 1,
+            mask=mask,
+            softcap=kwargs.get("softcap"),
+        )
+        watcher(paths[id(module)], seen)
+        return output, weights
 
     attend.any_width = True  # pyrefly: ignore[missing-attribute]
     name = f"headwise_watched_{next(NUMBERS)}"  # several models may be watched at once

@@ -47,7 +47,9 @@ def _max_tokens(model: PreTrainedModel) -> int:
     if model.main_input_name == "pixel_values":
         return cast(Any, model.base_model).embeddings.position_embeddings.shape[1]
     names = ("max_position_embeddings", "max_target_positions")
-    return next(getattr(model.config, name) for name in names if hasattr(model.config, name))
+    rows = next(getattr(model.config, name) for name in names if hasattr(model.config, name))
+    # RoBERTa numbers its positions from the one after the padding token's.
+    return rows - model.config.pad_token_id - 1 if base_type(model.config) == "roberta" else rows
 
 
 def rotary_width(model: PreTrainedModel) -> int:

@@ -6,21 +6,20 @@ import torch
 from torch import Tensor
 
 
-def hard_rank(a_NTS: Tensor) -> Tensor:
-    """Distinct columns that are the argmax of some row: the rank the map would have at zero temperature."""
-    winners = a_NTS.argmax(dim=-1)
-    chosen = torch.zeros(a_NTS.shape[:-2] + a_NTS.shape[-1:], dtype=torch.bool, device=a_NTS.device)
-    return chosen.scatter(-1, winners, True).sum(dim=-1)
+def hard_rank(winners_NT: Tensor, columns: int) -> Tensor:
+    """Distinct columns among the argmax columns of a map's rows: the rank it would have at zero temperature."""
+    chosen = torch.zeros((*winners_NT.shape[:-1], columns), dtype=torch.bool, device=winners_NT.device)
+    return chosen.scatter(-1, winners_NT, True).sum(dim=-1)
 
 
-def singular_values(a_NTS: Tensor) -> Tensor:
-    """Singular values, largest first, from the Gram matrix of the rows in float64: several times faster than an SVD.
+def gram_singular_values(a_NTS: Tensor) -> Tensor:
+    """Singular values, largest first, from the Gram matrix of the shorter side in float64: faster than an SVD.
 
     Values below about 1e-8 of the largest are lost in rounding; tolerances for ranks lie far above that.
     """
     a = a_NTS.double()
-    squares = torch.linalg.eigvalsh(a @ a.mT).flip(-1)
-    return squares.clamp(min=0).sqrt()
+    gram = a @ a.mT if a.shape[-2] <= a.shape[-1] else a.mT @ a
+    return torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0).sqrt()
 
 
 def numerical_rank(s_NR: Tensor, tolerance: float) -> Tensor:

@@ -15,16 +15,23 @@ from headwise.records.errors import InputError
 Kind = TypeVar("Kind")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` under a temporary name first, so that a killed process leaves no half-written file."""
+@contextmanager
+def replacing(path: Path) -> Generator[Path, None, None]:
+    """A temporary name that becomes ``path`` when the block ends well: a killed process leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def check_free(path: Path) -> None:
@@ -62,9 +69,9 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
         raise
 
 
-def write_record(path: Path, kind: str, version: int, body: Mapping[str, Any]) -> None:
+def write_record(path: Path, kind: str, version: int, body: Mapping[str, Any], indent: int | None = 1) -> None:
     """Write a record: its kind and version, then its fields."""
-    write_text(path, json.dumps({"headwise": kind, "version": version, **body}, indent=1) + "\n")
+    write_text(path, json.dumps({"headwise": kind, "version": version, **body}, indent=indent, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

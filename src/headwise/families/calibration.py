@@ -1,0 +1,207 @@
+"""What a model is measured on: text cut into windows, pictures, or ready-made inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+
+from headwise.families.sites import sites_of
+from headwise.records.errors import InputError
+from headwise.records.shape import ModelShape
+
+DEFAULT_LENGTHS = (64, 128, 256, 512, 1024)
+SHORTEST = 8
+TOKENS_AT_ONCE = 1024
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of one forward pass. ``main`` ones have the full length; others only show encoders at shorter ones."""
+
+    inputs: dict[str, Tensor]
+    tokens: int
+    lengths: tuple[int, ...]
+    main: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Batches, what they were made of, and what a person should know about them."""
+
+    batches: tuple[Batch, ...]
+    name: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the main batches."""
+        return sum(batch.tokens for batch in self.batches if batch.main)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all inputs."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name, tensor in sorted(batch.inputs.items()):
+                digest.update(name.encode() + str(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def text_calibration(
+    model: PreTrainedModel,
+    shape: ModelShape,
+    source: str,
+    text: str,
+    name: str,
+    tokens: int,
+    lengths: tuple[int, ...] | None,
+) -> Calibration:
+    """``tokens`` of ``text`` in windows of the longest length, spread evenly over it."""
+    if model.main_input_name != "input_ids":
+        kind = "pictures" if model.main_input_name == "pixel_values" else model.main_input_name
+        raise InputError(f"{source} reads {kind}, not text: give --inputs with a folder of pictures or a .npz file.")
+    ids, before, after = _tokenize(source, text)
+    if not ids:
+        raise InputError(f"{name} holds no text.")
+    around = len(before) + len(after)
+    lengths, notes = _lengths(lengths, shape.max_tokens, len(ids) + around, tokens, name)
+    inside = lengths[-1] - around
+    wanted = max(1, tokens // lengths[-1])
+    count = min(wanted, max(1, len(ids) // inside))
+    if count < wanted:
+        notes.append(f"{name} has {len(ids):,} tokens; {count * lengths[-1]:,} are used instead of {tokens:,}.")
+    starts = np.linspace(0, len(ids) - inside, count).round().astype(int)
+    windows = [ids[start : start + inside] for start in starts]
+    causal = all(site.cache == "tokens" for site in sites_of(model))
+    plan = [(lengths[-1], lengths)] if causal else [(length, (length,)) for length in reversed(lengths)]
+    batches = []
+    for length, seen in plan:
+        for start in range(0, count, max(1, TOKENS_AT_ONCE // length)):
+            rows = [
+                before + window[: length - around] + after
+                for window in windows[start : start + max(1, TOKENS_AT_ONCE // length)]
+            ]
+            batch = torch.tensor(rows)
+            batches.append(Batch({"input_ids": batch}, batch.numel(), seen, main=length == lengths[-1]))
+    return Calibration(tuple(batches), name, notes)
+
+
+def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
+    """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
+    arrays = _pictures(source, path) if path.is_dir() else _arrays(path)
+    name = model.main_input_name
+    if name not in arrays:
+        raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
+    main = arrays.pop(name)
+    if not len(main):
+        raise InputError(f"{path} holds no {name}.")
+    count = len(main)
+    one = _tokens_of(model, {name: main[:1]})
+    used = min(count, max(1, tokens // one))
+    notes = [] if used * one >= tokens - one else [f"{path} gives {used * one:,} tokens instead of {tokens:,}."]
+    step = max(1, TOKENS_AT_ONCE // one)
+    batches = []
+    for start in range(0, used, step):
+        rows = slice(start, min(start + step, used))
+        inputs = {name: main[rows], **{other: array[rows] for other, array in arrays.items()}}
+        if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
+            inputs["decoder_input_ids"] = cast(Any, model).generate(main[rows], max_new_tokens=32, do_sample=False)
+        batches.append(Batch(inputs, one * main[rows].shape[0], ()))
+    return Calibration(tuple(batches), str(path), notes)
+
+
+def _lengths(
+    asked: tuple[int, ...] | None, longest: int, available: int, tokens: int, name: str
+) -> tuple[tuple[int, ...], list[str]]:
+    lengths = sorted(set(asked or DEFAULT_LENGTHS))
+    if lengths[0] < SHORTEST:
+        raise InputError(f"A length of {lengths[0]} is too short to measure; the shortest is {SHORTEST}.")
+    if asked and lengths[-1] > longest:
+        raise InputError(f"A length of {lengths[-1]:,} is asked for, but the model was made for {longest:,} tokens.")
+    fitting = [length for length in lengths if length <= min(longest, available, max(tokens, SHORTEST))]
+    if available < SHORTEST:
+        raise InputError(f"{name} has only {available} tokens; at least {SHORTEST} are needed.")
+    if not fitting:
+        fitting = [min(longest, available, max(tokens, SHORTEST))]
+    notes = []
+    dropped = [length for length in lengths if length > fitting[-1] and length <= longest]
+    if dropped:
+        shown = ", ".join(f"{length:,}" for length in dropped)
+        reason = f"{name} has only {available:,} tokens" if available < dropped[-1] else f"only {tokens:,} are asked for"
+        notes.append(f"Lengths of {shown} tokens are left out: {reason}.")
+    return tuple(fitting), notes
+
+
+def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
+    """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
+    try:
+        tokenizer = cast(Any, AutoTokenizer.from_pretrained(source))
+    except Exception as error:
+        raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
+    plain = tokenizer("word", add_special_tokens=False)["input_ids"]
+    full = tokenizer("word")["input_ids"]
+    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids, full[:start], full[start + len(plain) :]
+
+
+def _pictures(source: str, folder: Path) -> dict[str, Tensor]:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
+    if not files:
+        raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
+    try:
+        from PIL import Image  # noqa: PLC0415 - only pictures need it
+    except ImportError:
+        raise InputError("Reading pictures needs pillow: pip install pillow.") from None
+    try:
+        processor = cast(Any, AutoImageProcessor.from_pretrained(source))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"The image processor of {source} cannot be opened: {reason}") from error
+    tensors = []
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                tensors.append(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"])
+        except OSError as error:
+            raise InputError(f"{path} cannot be read as a picture: {error}.") from error
+    return {"pixel_values": torch.cat(tensors)}
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except FileNotFoundError:
+        raise InputError(f"There is no file or folder {path}.") from None
+    except Exception as error:
+        raise InputError(f"{path} is not a .npz file of plain arrays: {error}") from error
+    return {name: array.float() if array.is_floating_point() else array.long() for name, array in found.items()}
+
+
+def _tokens_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> int:
+    """Tokens the (first) attention stack makes of one input."""
+    seen: list[int] = []
+    block = sites_of(model)[0].block
+    handle = block.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
+        with_kwargs=True,
+    )
+    extra = {"decoder_input_ids": torch.zeros(1, 1, dtype=torch.long)} if model.config.is_encoder_decoder else {}
+    try:
+        with torch.no_grad():
+            model(**inputs, **extra)
+    except Exception as error:
+        raise InputError(f"The model does not take these inputs: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        handle.remove()
+    return seen[0]

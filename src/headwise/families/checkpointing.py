@@ -1,0 +1,67 @@
+"""Backward passes whose memory follows one block: every block runs again when its gradient is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from headwise.families.sites import sites_of
+
+
+@contextmanager
+def checkpointed(model: PreTrainedModel) -> Generator[None, None, None]:
+    """Keep only the inputs of each block for the backward pass, in evaluation mode and for any family.
+
+    A block runs without gradients first and with gradients later, so code that watches can tell the two apart by
+    ``torch.is_grad_enabled()``. Weights need not ask for gradients.
+    """
+    blocks = list({id(site.block): site.block for site in sites_of(model)}.values())
+    for block in blocks:
+        block.forward = _run_twice(block.forward)  # pyrefly: ignore[bad-assignment]
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _run_twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        tensors = [leaves[i] for i in places]
+        if not any(tensor.requires_grad for tensor in tensors):
+            tensors[0] = tensors[0].detach().requires_grad_()  # the first block: the embeddings are frozen
+
+        def again(*given: Tensor) -> Any:
+            filled = list(leaves)
+            for i, tensor in zip(places, given, strict=True):
+                filled[i] = tensor
+            args, kwargs = pytree.tree_unflatten(filled, tree)
+            return forward(*args, **kwargs)
+
+        return checkpoint(again, *tensors, use_reentrant=True, preserve_rng_state=False)
+
+    return run
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Generator[None, None, None]:
+    """Let no parameter ask for a gradient: only activations do, at half the cost."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)

@@ -1,0 +1,38 @@
+"""The loss of a model against itself: labels drawn from its own output, so that gradients tell how it would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def backward_from_own_output(outputs: Any, seed: int) -> None:
+    """Backpropagate ``-log p(y)`` with ``y`` drawn from the model's own output.
+
+    The squared gradients of this loss are Fisher information: how fast the output's KL divergence grows. Models with a
+    head draw classes or tokens; models without one draw from a normal distribution around their last hidden state,
+    whose variance is that of the state, so that the loss is half the relative square error.
+    """
+    name, output = next(iter(outputs.items()))
+    generator = torch.Generator(device=output.device).manual_seed(seed)
+    categorical = name.endswith("logits") and output.shape[-1] > 1
+    gradient = _class_score(output, generator) if categorical else _normal_score(output, generator)
+    output.backward(gradient)
+
+
+def _class_score(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Gradient of ``-log p(y)``: the probabilities, minus one at the class that was drawn."""
+    score = logits.detach().float().softmax(-1)
+    flat = score.flatten(0, -2)
+    drawn = torch.multinomial(flat, 1, generator=generator)
+    flat.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=flat.dtype))
+    return score.to(logits.dtype)
+
+
+def _normal_score(state: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(state.shape, generator=generator, device=state.device)
+    centred = state.detach().float() - state.detach().float().mean(dim=tuple(range(state.ndim - 1)), keepdim=True)
+    energy = centred.square().sum(-1).mean()
+    return (noise / energy.sqrt().clamp(min=torch.finfo(torch.float32).tiny)).to(state.dtype)

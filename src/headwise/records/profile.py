@@ -1,0 +1,215 @@
+"""What was measured: for each layer and head how much of its width is used, how sharp its softmax is, what could go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from headwise.records.files import Reader, read_record, write_record
+from headwise.records.shape import Latent, LayerShape, ModelShape
+
+KIND = "profile"
+VERSION = 1
+SHARES = (0.9, 0.95, 0.99)
+DIGITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One thing a profile tells. ``axes`` name its nested lists, outermost first; ``text`` defines it."""
+
+    axes: tuple[str, ...]
+    text: str
+
+
+# Axes: head (query head), group (key/value head), value (one singular value, largest first), share (0.9, 0.95, 0.99),
+# length, tolerance, width, pair, unit, dim (0 ... full width).
+QUANTITIES: dict[str, Quantity] = {
+    "qk_weight_spectrum": Quantity(
+        ("head", "value"), "Singular values of the query-key product W_q W_k^T, from the weights alone."
+    ),
+    "qk_data_spectrum": Quantity(
+        ("head", "value"),
+        "Singular values of the logits over the text, per pair of tokens: of M_q^1/2 M_k^1/2 x scale, with M_q the "
+        "second moment of the queries and M_k that of the keys about their mean (a constant added to all keys changes "
+        "no softmax), after norms and rotary positions.",
+    ),
+    "vo_weight_spectrum": Quantity(
+        ("head", "value"), "Singular values of the value-output product W_v W_o, from the weights alone."
+    ),
+    "vo_data_spectrum": Quantity(
+        ("head", "value"),
+        "Singular values of the head's output over the text, per token: of (W_o W_o^T)^1/2 Z^1/2, with Z the second "
+        "moment of the attention-averaged values sum_t a_t v_t.",
+    ),
+    "qk_weight_dims": Quantity(("head", "share"), "Dimensions that hold 90, 95, 99 % of qk_weight_spectrum squared."),
+    "qk_data_dims": Quantity(("head", "share"), "Dimensions that hold 90, 95, 99 % of qk_data_spectrum squared."),
+    "vo_weight_dims": Quantity(("head", "share"), "Dimensions that hold 90, 95, 99 % of vo_weight_spectrum squared."),
+    "vo_data_dims": Quantity(("head", "share"), "Dimensions that hold 90, 95, 99 % of vo_data_spectrum squared."),
+    "qk_group_dims": Quantity(
+        ("group", "share"), "qk_data_dims of all query heads of a key/value head together: what its cache must hold."
+    ),
+    "vo_group_dims": Quantity(("group", "share"), "vo_data_dims of all query heads of a key/value head together."),
+    "rope_pair_energy": Quantity(
+        ("group", "pair"),
+        "Root mean square that each RoPE pair adds to the logits of a key/value head's queries, keys about their mean.",
+    ),
+    "hard_rank": Quantity(
+        ("head", "length"),
+        "Distinct argmax columns of the attention map: its rank at zero temperature. Random attention reaches 0.632 n, "
+        "under a causal mask 0.5 n. Mean over windows, as all quantities by length.",
+    ),
+    "numerical_rank": Quantity(
+        ("head", "length", "tolerance"),
+        "Singular values of the attention map above 0.1, 0.01, 0.001 of the largest (on the first windows only).",
+    ),
+    "effective_rank": Quantity(
+        ("head", "length"), "Exponential of the entropy of the map's normalised singular values (first windows only)."
+    ),
+    "stable_rank": Quantity(
+        ("head", "length"), "Squared Frobenius norm over squared spectral norm of the map (first windows only)."
+    ),
+    "jacobian_mean": Quantity(
+        ("head", "length"),
+        "Spectral norm of the softmax Jacobian diag(a) - a a^T, mean over rows. At length n under a causal mask the "
+        "rows that see more than n/2 and at most n keys, else all rows.",
+    ),
+    "jacobian_p95": Quantity(("head", "length"), "The same, 95th percentile over the rows of a window."),
+    "jacobian_bound": Quantity(("head", "length"), "Its upper bound max a, mean over the same rows."),
+    "jacobian_exponent": Quantity(
+        ("head",),
+        "Slope of log jacobian_mean against log length by least squares: -1 is the papers' O(1/L), 0 no decay.",
+    ),
+    "logit_spread": Quantity(
+        ("head", "length"), "Standard deviation of the logits a row can see, mean over the same rows."
+    ),
+    "entropy": Quantity(("head", "length"), "Entropy of attention rows in nats, mean over the same rows."),
+    "first_token": Quantity(("head", "length"), "Share of attention on the first token, mean over the same rows."),
+    "twin": Quantity(("head",), "The head of the same layer whose attention is most alike (itself where it is alone)."),
+    "twin_overlap": Quantity(
+        ("head",),
+        "Share of attention both put on the same keys, sum_j min(a_j, b_j): 1 minus the total variation of their rows.",
+    ),
+    "cut_rows": Quantity(
+        ("head", "width"),
+        "Total variation between the attention rows of a head and those with its queries and keys cut to a width "
+        "(whole RoPE pairs; the strongest of its key/value head by qk energy): the share of attention that moves.",
+    ),
+    "cut_output": Quantity(
+        ("head", "width"), "Relative error of the head's output after the same cut (root mean square), values whole."
+    ),
+    "vo_cut_output": Quantity(
+        ("head", "width"), "Relative error of the head's output with its values cut to a width, attention whole."
+    ),
+    "conditioning": Quantity(
+        ("length",),
+        "Condition number of the layer's concatenated head outputs (tokens x heads v_dim), geometric mean over the "
+        "first windows; values near 1e8 mean singular in float32.",
+    ),
+    "conditioning_gaussian": Quantity(
+        ("length",), "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / |sqrt(hd) - sqrt(n)|."
+    ),
+    "head_damage": Quantity(
+        ("head",),
+        "Loss in nats per token that removing the head is predicted to cost (half the Fisher information of its mask; "
+        "labels drawn from the model; half the relative square error of the output for models without a head).",
+    ),
+    "qk_unit_damage": Quantity(
+        ("group", "unit"), "The same for each unit of the keys: RoPE pairs, then free directions by weight."
+    ),
+    "v_unit_damage": Quantity(("group", "unit"), "The same for each value direction, by weight."),
+    "qk_damage": Quantity(
+        ("dim",),
+        "The same for keeping only so many query/key dimensions in every key/value head, the least felt units cut "
+        "first; null where whole pairs do not fit. Diagonal: large cuts cost more than this.",
+    ),
+    "qk_pairs": Quantity(("dim",), "RoPE pairs among those dimensions."),
+    "v_damage": Quantity(("dim",), "The same for value dimensions."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """What was measured of one attention layer. ``values`` holds quantities by name, as `QUANTITIES` defines them.
+
+    ``widths`` are the widths of the ``width`` axis for queries and keys, ``v_widths`` for values.
+    """
+
+    path: str
+    causal: bool
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    v_widths: tuple[int, ...]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured model: its shape, its layers, and what they were measured on and with."""
+
+    model: Mapping[str, Any]
+    shape: ModelShape
+    text: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    layers: tuple[LayerProfile, ...]
+    inputs_hash: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def save(self, path: Path) -> None:
+        """Write this profile as JSON, with the definition of every quantity, whole or not at all."""
+        body = asdict(self)
+        body["definitions"] = {name: asdict(quantity) for name, quantity in QUANTITIES.items()}
+        write_record(path, KIND, VERSION, body, indent=None)
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Read a profile; a damaged or foreign file raises an `InputError` that says what was expected and found."""
+        reader = read_record(path, KIND, VERSION)
+        reader.only("headwise", "version", "definitions", *(item.name for item in fields(cls)))
+        return cls(
+            model=reader.mapping("model"),
+            shape=_read_shape(reader.child("shape")),
+            text=reader.mapping("text"),
+            settings=reader.mapping("settings"),
+            versions=reader.mapping("versions"),
+            layers=tuple(_read_layer(row) for row in reader.rows("layers")),
+            inputs_hash=reader.text("inputs_hash"),
+            notes=tuple(str(note.content) for note in reader.rows("notes")),
+        )
+
+
+def rounded(numbers: Any) -> Any:
+    """Nested lists with numbers of five digits, which is more than any of them is worth."""
+    if isinstance(numbers, list):
+        return [rounded(number) for number in numbers]
+    return float(f"{numbers:.{DIGITS}g}") if isinstance(numbers, float) else numbers
+
+
+def _read_layer(row: Reader) -> LayerProfile:
+    row.only(*(item.name for item in fields(LayerProfile)))
+    return LayerProfile(
+        path=row.text("path"),
+        causal=row.flag("causal"),
+        lengths=row.child("lengths").integers(),
+        widths=row.child("widths").integers(),
+        v_widths=row.child("v_widths").integers(),
+        values=row.mapping("values"),
+    )
+
+
+def _read_shape(reader: Reader) -> ModelShape:
+    reader.only(*(item.name for item in fields(ModelShape)))
+    layers = tuple(_read_layer_shape(row) for row in reader.rows("layers"))
+    rest = {item.name: reader.child(item.name).content for item in fields(ModelShape) if item.name != "layers"}
+    return ModelShape(layers=layers, **rest)
+
+
+def _read_layer_shape(row: Reader) -> LayerShape:
+    row.only(*(item.name for item in fields(LayerShape)))
+    content = dict(row.content)
+    if row.has("latent"):
+        content["latent"] = Latent(**row.mapping("latent"))
+    return LayerShape(**content)

@@ -1,0 +1,2 @@
+"""stub"""
+def write_page(profile, path): path.write_text("x")

@@ -1,0 +1,188 @@
+"""From a model and some text to a profile: what every head really uses, and how much the loss would feel its cuts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headwise import __version__
+from headwise.families.calibration import Calibration, file_calibration, text_calibration
+from headwise.families.load import fingerprint, open_model
+from headwise.families.shapes import shape_of
+from headwise.linalg.maps import TOLERANCES
+from headwise.linalg.masks import CAUSAL_BLOCK
+from headwise.records.errors import InputError
+from headwise.records.profile import Profile
+from headwise.records.shape import ModelShape
+from headwise.report.page import write_page
+from headwise.steps.inspect.collect import Collector
+from headwise.steps.inspect.summarise import layer_profile, layer_tensors
+from headwise.steps.inspect.work import Work, write_tensors
+
+SPECTRAL_TOKENS = 2048  # spectra of whole attention maps are taken on the first batches only
+PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
+Progress = Callable[[int, int, str], None]
+
+
+def inspect(
+    source: str,
+    output: Path,
+    *,
+    texts: Iterable[str] = (),
+    inputs: Path | None = None,
+    tokens: int = 8192,
+    lengths: tuple[int, ...] | None = None,
+    seed: int = 0,
+    progress: Progress = lambda done, total, what: None,
+) -> Profile:
+    """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
+
+    ``texts`` are files ("-": standard input; none: the text that comes with headwise), ``inputs`` a folder of
+    pictures or a .npz file for models that do not read text. A result that is there already for the same inputs is
+    returned as it is; an unfinished one is continued.
+    """
+    texts = list(texts)
+    if tokens < 1:
+        raise InputError(f"{tokens} tokens are asked for; at least 1 is needed.")
+    if texts and inputs is not None:
+        raise InputError("Give text or inputs, not both.")
+    _check_output(output)
+    model = _ready(open_model(source))
+    shape = shape_of(model)
+    calibration = _calibration(model, shape, source, texts, inputs, tokens, lengths)
+    settings = {
+        "tokens": tokens,
+        "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
+        "seed": seed,
+        "spectral_tokens": SPECTRAL_TOKENS,
+        "tolerances": TOLERANCES,
+        "mask_block": CAUSAL_BLOCK,
+    }
+    inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
+    known = _known(output / PROFILE, inputs_hash)
+    if known is not None:
+        return known
+    collector = _collect(model, shape, calibration, Work(output, inputs_hash), seed, progress)
+    profile = Profile(
+        model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
+        shape=shape,
+        text={"name": calibration.name, "sha256": calibration.sha256, "tokens": calibration.tokens},
+        settings=settings,
+        versions=_versions(),
+        layers=tuple(layer_profile(collector, i) for i in range(len(shape.layers))),
+        inputs_hash=inputs_hash,
+        notes=tuple(calibration.notes),
+    )
+    tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
+    write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
+    write_page(profile, output / PAGE)
+    profile.save(output / PROFILE)
+    Work(output, inputs_hash).finish()
+    return profile
+
+
+def _collect(
+    model: PreTrainedModel, shape: ModelShape, calibration: Calibration, work: Work, seed: int, progress: Progress
+) -> Collector:
+    """Both passes over all batches, from where an earlier run stopped."""
+    collector = Collector(model, shape)
+    done, state = work.load()
+    collector.resume(state)
+    first = calibration.batches
+    second = [batch for batch in first if batch.main]
+    total = len(first) + len(second)
+    spectral = _spectral(calibration)
+    for number in range(done, total):
+        progress(number, total, "watching" if number < len(first) else "differentiating")
+        if number < len(first):
+            collector.watch(first[number], spectra=number in spectral)
+        else:
+            if not collector.units:
+                collector.prepare()
+            collector.differentiate(second[number - len(first)], seed + number)
+        work.save(number + 1, collector.state())
+    if not collector.units:
+        collector.prepare()
+    progress(total, total, "writing")
+    return collector
+
+
+def _spectral(calibration: Calibration) -> set[int]:
+    """Numbers of the batches whose maps get full spectra: of each length the first, up to a number of tokens."""
+    chosen, used = set(), {}
+    for number, batch in enumerate(calibration.batches):
+        if used.get(batch.lengths, 0) < SPECTRAL_TOKENS:
+            chosen.add(number)
+            used[batch.lengths] = used.get(batch.lengths, 0) + batch.tokens
+    return chosen
+
+
+def _calibration(
+    model: PreTrainedModel,
+    shape: ModelShape,
+    source: str,
+    texts: list[str],
+    inputs: Path | None,
+    tokens: int,
+    lengths: tuple[int, ...] | None,
+) -> Calibration:
+    if inputs is not None:
+        return file_calibration(model, source, inputs, tokens)
+    if texts:
+        return text_calibration(model, shape, source, "\n\n".join(map(_read, texts)), _name(texts), tokens, lengths)
+    text = (resources.files(__name__) / "text" / "default.txt").read_text(encoding="utf-8")
+    return text_calibration(model, shape, source, text, "headwise's default text", tokens, lengths)
+
+
+def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"There is no file {name}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} cannot be read as text: {error}.") from None
+
+
+def _name(texts: list[str]) -> str:
+    return ", ".join("standard input" if name == "-" else name for name in texts)
+
+
+def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    """The model where it runs best: on an accelerator if there is one, on a CPU in float32."""
+    return model.to("cuda") if torch.cuda.is_available() else model.float()
+
+
+def _check_output(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; give a folder.")
+
+
+def _known(path: Path, inputs_hash: str) -> Profile | None:
+    if not path.exists():
+        return None
+    profile = Profile.load(path)
+    if profile.inputs_hash != inputs_hash:
+        raise InputError(
+            f"{path} is a profile of another model, text or setting; give another folder with -o or remove it first."
+        )
+    return profile
+
+
+def _hash(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return {"headwise": __version__, "python": platform.python_version(), **packages}

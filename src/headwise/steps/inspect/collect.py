@@ -1,0 +1,185 @@
+"""The two passes over the text. The first watches, the second also asks the loss; both only add to running sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.families.calibration import Batch
+from headwise.families.checkpointing import checkpointed, frozen
+from headwise.families.layout import layout_of
+from headwise.families.own_loss import backward_from_own_output
+from headwise.families.probe import watching
+from headwise.families.sites import Site, sites_of
+from headwise.families.weights import read_attention
+from headwise.linalg.attention import Attention
+from headwise.linalg.coordinates import Units, key_units
+from headwise.linalg.maps import add_conditioning, add_maps, add_overlap, sample_rows
+from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value_gradients
+from headwise.linalg.spectra import Basis, weighted_basis
+from headwise.linalg.sums import Sums
+from headwise.records.errors import InputError
+from headwise.records.shape import LayerShape, ModelShape
+
+CUTS = (0.25, 0.5, 0.75)
+CUT_ROWS = 64
+WIDTH_STEP = 4
+
+
+class Collector:
+    """Statistics of every attention layer of a model, grown batch by batch."""
+
+    def __init__(self, model: PreTrainedModel, shape: ModelShape) -> None:
+        self.model = model
+        self.sites: list[Site] = sites_of(model)
+        self.layers: tuple[LayerShape, ...] = shape.layers
+        self.sums = [Sums() for _ in self.sites]
+        self.index = {site.path: i for i, site in enumerate(self.sites)}
+        self.units: dict[int, Units] = {}
+        self.bases: dict[int, Basis] = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """All running sums by name, to be put away."""
+        return {f"{i}.{name}": total for i, sums in enumerate(self.sums) for name, total in sums.totals.items()}
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Go on from sums that were put away."""
+        for key, total in state.items():
+            i, name = key.split(".", 1)
+            self.sums[int(i)].totals[name] = total
+
+    def watch(self, batch: Batch, *, spectra: bool) -> None:
+        """First pass: moments of queries, keys and outputs; ranks, saturation, overlap and conditioning of maps."""
+
+        def see(path: str, attention: Attention) -> None:
+            sums = self.sums[self.index[path]]
+            if not attention.out_BTHV.isfinite().all():
+                raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
+            # Without a causal mask the length is that of the batch, whatever was asked for.
+            lengths = batch.lengths if attention.causal and batch.lengths else (attention.k_BGSK.shape[2],)
+            if batch.main:
+                _add_moments(sums, attention)
+                add_overlap(sums, attention)
+            add_maps(sums, attention, lengths, spectra=spectra)
+            if spectra:
+                add_conditioning(sums, attention, lengths)
+
+        with torch.no_grad(), watching(self.model, see):
+            output = self._run(batch)[0]
+        if not output.isfinite().all():
+            raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
+
+    def prepare(self) -> None:
+        """Between the passes: the units and bases in which each layer is best cut, from its moments."""
+        for i, (site, layer, sums) in enumerate(zip(self.sites, self.layers, self.sums, strict=True)):
+            if not layer.heads:
+                continue
+            G = layer.kv_heads
+            self.units[i] = key_units(
+                by_group(sums.mean("q_moment"), G), centred_keys(sums), layout_of(site, layer)
+            )
+            output = by_group(output_gram(site, layer), G)
+            self.bases[i] = weighted_basis(output, by_group(sums.mean("out_moment"), G))
+
+    def differentiate(self, batch: Batch, seed: int) -> None:
+        """Second pass: gradients of the masks on every unit, and what cut heads would do to rows and outputs."""
+
+        def see(path: str, attention: Attention) -> None:
+            if torch.is_grad_enabled():
+                self._add_gradients(self.index[path], attention)
+                with torch.no_grad():
+                    self._add_cuts(self.index[path], attention)
+
+        with frozen(self.model), watching(self.model, see), checkpointed(self.model), torch.enable_grad():
+            backward_from_own_output(self._run(batch), seed)
+
+    def _run(self, batch: Batch) -> Any:
+        caching = {"use_cache": False} if any(site.cache != "none" for site in self.sites) else {}
+        device, dtype = self.model.device, self.model.dtype
+        inputs = {
+            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+            for name, tensor in batch.inputs.items()
+        }
+        return self.model(**inputs, **caching)
+
+    def _add_gradients(self, i: int, attention: Attention) -> None:
+        k, out = attention.k_BGSK, attention.out_BTHV
+        B, T = out.shape[:2]
+        block = CAUSAL_BLOCK if attention.causal else max(T, k.shape[2])
+        samples: dict[str, Tensor] = {}
+
+        def finish() -> None:
+            if len(samples) == 3:  # noqa: PLR2004
+                add_fisher(self.sums[i], [samples["qk"], samples["v"], samples["head"]], B * T)
+
+        def see_out(gradient: Tensor) -> None:
+            samples["v"], samples["head"] = value_gradients(out.detach(), gradient, self.bases[i], block)
+            finish()
+
+        def see_keys(gradient: Tensor) -> None:
+            mean = self.sums[i].mean("k_mean")
+            samples["qk"] = key_gradients(k.detach(), gradient, mean, self.units[i], block)
+            finish()
+
+        out.register_hook(see_out)
+        k.register_hook(see_keys)
+
+    def _add_cuts(self, i: int, attention: Attention) -> None:
+        sums, layer, units = self.sums[i], self.layers[i], self.units[i]
+        rows = sample_rows(attention, CUT_ROWS)
+        everyone = slice(None)
+        a_BHTS = attention.logits(everyone, rows).softmax(-1)
+        v_BHSV = attention.v_BGSV.repeat_interleave(layer.heads // layer.kv_heads, dim=1).float()
+        out_BHTV = a_BHTS @ v_BHSV
+        gram_HVV = output_gram(self.sites[i], layer).to(out_BHTV)
+        energy_H = _energy(out_BHTV, gram_HVV)
+        centred = attention.k_BGSK.float() - sums.mean("k_mean")[:, None].to(out_BHTV)
+        for width in cut_widths(layer.qk_dim):
+            projector = units.projector(units.strongest(width)).to(out_BHTV)
+            cut_BHTS = attention.logits(everyone, rows, centred @ projector.mT).softmax(-1)
+            moved = (cut_BHTS - a_BHTS).abs().sum(-1).mul(0.5).mean(-1)
+            sums.add(f"cut_rows@{width}", moved.sum(0), len(moved))
+            sums.add(f"cut_output@{width}", _energy(cut_BHTS @ v_BHSV - out_BHTV, gram_HVV), 1)
+        sums.add("cut_energy", energy_H, 1)
+
+
+def by_group(x_HRR: Tensor, groups: int) -> Tensor:
+    """Second moments of all query heads of a group added up: the group is solved as one."""
+    return x_HRR.unflatten(0, (groups, -1)).sum(1)
+
+
+def centred_keys(sums: Sums) -> Tensor:
+    """Second moment of the keys about their mean, (G, K, K)."""
+    mean = sums.mean("k_mean")
+    return sums.mean("k_moment") - mean[:, :, None] * mean[:, None, :]
+
+
+def output_gram(site: Site, layer: LayerShape) -> Tensor:
+    """``W_o W_o^T`` of each head, (H, V, V): how much each value direction weighs in the residual stream."""
+    w_o_HVD = read_attention(site, layer.rotary).w_o_HVD.detach().double()
+    return (w_o_HVD @ w_o_HVD.mT).cpu()
+
+
+def cut_widths(full: int) -> tuple[int, ...]:
+    """Widths at which cut heads are tried: about a quarter, a half, three quarters."""
+    widths = {max(2, round(share * full / WIDTH_STEP) * WIDTH_STEP) for share in CUTS}
+    return tuple(sorted(width for width in widths if width < full))
+
+
+def _energy(x_BHTV: Tensor, gram_HVV: Tensor) -> Tensor:
+    """Squared norm of head outputs after the output projection, summed over batch and rows."""
+    return ((x_BHTV @ gram_HVV) * x_BHTV).sum((0, 2, 3))
+
+
+def _add_moments(sums: Sums, attention: Attention) -> None:
+    q, k = attention.q_BHTK.float(), attention.k_BGSK.float()
+    out = attention.out_BTHV.float().transpose(1, 2)
+    B, _, T, _ = q.shape
+    S = k.shape[2]
+    sums.add("q_moment", (q.mT @ q).double().sum(0), B * T)
+    sums.add("k_moment", (k.mT @ k).double().sum(0), B * S)
+    sums.add("k_mean", k.double().sum((0, 2)), B * S)
+    sums.add("out_moment", (out.mT @ out).double().sum(0), B * T)

@@ -1,0 +1,201 @@
+"""From running sums to a profile: spectra, ranks, exponents, damage, and the tensors that planning takes up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.families.sites import Site
+from headwise.families.weights import read_attention
+from headwise.linalg.coordinates import Units
+from headwise.linalg.maps import at
+from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
+from headwise.linalg.sums import Sums
+from headwise.records.profile import SHARES, LayerProfile, rounded
+from headwise.records.shape import LayerShape
+from headwise.steps.inspect.collect import Collector, by_group, centred_keys, cut_widths, output_gram
+from headwise.theory.conditioning import gaussian_condition
+
+BY_LENGTH = (
+    "hard_rank",
+    "numerical_rank",
+    "effective_rank",
+    "stable_rank",
+    "jacobian_mean",
+    "jacobian_p95",
+    "jacobian_bound",
+    "logit_spread",
+    "entropy",
+    "first_token",
+)
+FEWEST_POINTS = 2
+
+
+def layer_profile(collector: Collector, i: int) -> LayerProfile:
+    """Everything known of layer ``i``, as nested lists of plain numbers."""
+    site, layer, sums = collector.sites[i], collector.layers[i], collector.sums[i]
+    if not layer.heads:
+        return LayerProfile(site.path, False, (), (), (), {})
+    units, basis = collector.units[i], collector.bases[i]
+    lengths = _lengths(sums)
+    found: dict[str, Any] = {
+        **_spectra(site, layer, sums),
+        "rope_pair_energy": _pair_energy(site, layer, units),
+        **_by_length(sums, lengths),
+        **_twins(sums),
+        **_cuts(sums, layer),
+        **_value_cuts(site, layer, sums, basis),
+        **_conditioning(sums, layer, lengths),
+        **_damage(sums, layer, units, basis),
+    }
+    values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
+    causal = site.cache == "tokens"
+    return LayerProfile(
+        site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values
+    )
+
+
+def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
+    """What planning and compression take up again: moments, bases and the Fisher information of all masks."""
+    if not collector.layers[i].heads:
+        return {}
+    sums, free, basis = collector.sums[i], collector.units[i].free, collector.bases[i]
+    tensors = {
+        "q_moment": sums.mean("q_moment"),
+        "k_moment": sums.mean("k_moment"),
+        "k_mean": sums.mean("k_mean"),
+        "out_moment": sums.mean("out_moment"),
+        "fisher": sums.mean("fisher"),
+        "qk_directions": free.directions_NRR,
+        "qk_duals": free.duals_NRR,
+        "v_directions": basis.directions_NRR,
+        "v_duals": basis.duals_NRR,
+    }
+    return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
+
+
+def _lengths(sums: Sums) -> tuple[int, ...]:
+    start = at("jacobian_mean", 0)[:-1]
+    return tuple(sorted(int(name[len(start) :]) for name in sums.totals if name.startswith(start) and name[-1] != "#"))
+
+
+def _pair_energy(site: Site, layer: LayerShape, units: Units) -> Tensor:
+    per_head = read_attention(site, layer.rotary).scale * (layer.kv_heads / layer.heads) ** 0.5
+    return units.energy_GU[:, : len(units.layout.pairs_P2)] * per_head
+
+
+def _spectra(site: Site, layer: LayerShape, sums: Sums) -> dict[str, Tensor]:
+    weights = read_attention(site, layer.rotary)
+    G, per_group = layer.kv_heads, layer.heads // layer.kv_heads
+    w_k, w_v = (w.detach().repeat_interleave(per_group, dim=0) for w in (weights.w_k_GKD, weights.w_v_GVD))
+    q_HKK, k_GKK = sums.mean("q_moment"), centred_keys(sums)
+    gram_HVV, out_HVV = output_gram(site, layer), sums.mean("out_moment")
+    spectra = {
+        "qk_weight": product_spectrum(weights.w_q_HKD.detach().mT, w_k.mT),
+        "qk_data": weighted_spectrum(q_HKK, k_GKK.repeat_interleave(per_group, dim=0)) * weights.scale,
+        "vo_weight": product_spectrum(weights.w_o_HVD.detach().mT, w_v.mT),
+        "vo_data": weighted_spectrum(gram_HVV, out_HVV),
+    }
+    groups = {
+        "qk_group": weighted_spectrum(by_group(q_HKK, G), k_GKK),
+        "vo_group": weighted_spectrum(by_group(gram_HVV, G), by_group(out_HVV, G)),
+    }
+    dims = {
+        f"{name}_dims": torch.stack([dims_holding(s, share) for share in SHARES], dim=-1)
+        for name, s in {**spectra, **groups}.items()
+    }
+    return {**{f"{name}_spectrum": s for name, s in spectra.items()}, **dims}
+
+
+def _by_length(sums: Sums, lengths: tuple[int, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in BY_LENGTH:
+        measured = [sums.mean(at(name, L)) if sums.has(at(name, L)) else None for L in lengths]
+        if any(value is not None for value in measured):
+            heads = range(len(next(value for value in measured if value is not None)))
+            found[name] = [[None if value is None else value[h].tolist() for value in measured] for h in heads]
+    norms = torch.stack([sums.mean(at("jacobian_mean", L)) for L in lengths], dim=-1).clamp(min=1e-30).log()
+    if len(lengths) >= FEWEST_POINTS:
+        x = torch.tensor(lengths, dtype=torch.float64).log()
+        x = x - x.mean()
+        found["jacobian_exponent"] = (norms * x).sum(-1) / x.square().sum()
+    return found
+
+
+def _twins(sums: Sums) -> dict[str, Tensor]:
+    overlap = sums.mean("overlap")
+    if len(overlap) == 1:
+        return {"twin": torch.zeros(1, dtype=torch.long), "twin_overlap": torch.zeros(1)}
+    best = (overlap - 2 * torch.eye(len(overlap), dtype=overlap.dtype)).max(dim=-1)
+    return {"twin": best.indices, "twin_overlap": best.values}
+
+
+def _cuts(sums: Sums, layer: LayerShape) -> dict[str, Any]:
+    widths = cut_widths(layer.qk_dim)
+    if not widths:
+        return {}
+    rows = torch.stack([sums.mean(f"cut_rows@{w}") for w in widths], dim=-1)
+    errors = torch.stack([sums.mean(f"cut_output@{w}") for w in widths], dim=-1)
+    return {"cut_rows": rows, "cut_output": _relative(errors, sums.mean("cut_energy")[:, None])}
+
+
+def _value_cuts(site: Site, layer: LayerShape, sums: Sums, basis: Basis) -> dict[str, Tensor]:
+    """Closed form: what the directions beyond a width hold of each head's output, and of its products with the rest."""
+    widths, per_group = cut_widths(layer.v_dim), layer.heads // layer.kv_heads
+    if not widths:
+        return {}
+    gram, moment = output_gram(site, layer), sums.mean("out_moment")
+    directions, duals = (t.repeat_interleave(per_group, dim=0) for t in (basis.directions_NRR, basis.duals_NRR))
+    errors = []
+    for width in widths:
+        lost = directions[..., width:] @ duals[..., width:].mT
+        errors.append((gram @ lost @ moment * lost).sum((-1, -2)))
+    return {"vo_cut_output": _relative(torch.stack(errors, dim=-1), (gram * moment).sum((-1, -2))[:, None])}
+
+
+def _relative(error: Tensor, energy: Tensor) -> Tensor:
+    return (error / energy.clamp(min=1e-30)).clamp(min=0).sqrt()
+
+
+def _conditioning(sums: Sums, layer: LayerShape, lengths: tuple[int, ...]) -> dict[str, list[float | None]]:
+    known = {L: math.exp(sums.mean(at("conditioning", L)).item()) for L in lengths if sums.has(at("conditioning", L))}
+    return {
+        "conditioning": [known.get(L) for L in lengths],
+        "conditioning_gaussian": [gaussian_condition(L, layer.heads * layer.v_dim) for L in lengths],
+    }
+
+
+def _damage(sums: Sums, layer: LayerShape, units: Units, basis: Basis) -> dict[str, Any]:
+    """Half the Fisher information of every mask, and curves of damage against width."""
+    half = sums.mean("fisher").diagonal() / 2
+    G, U, V = layer.kv_heads, units.energy_GU.shape[1], layer.v_dim
+    qk, v, heads = half.split([G * U, G * V, layer.heads])
+    qk_GU, v_GV = qk.view(G, U), v.view(G, V)
+    P = len(units.layout.pairs_P2)
+    pairs, free, values = (_cut_curve(part) for part in (qk_GU[:, :P], qk_GU[:, P:], v_GV))
+    curve: list[float | None] = []
+    kept_pairs: list[int] = []
+    for width in range(layer.qk_dim + 1):
+        ways = [(pairs[p] + free[width - 2 * p], p) for p in range(P + 1) if 0 <= width - 2 * p < len(free)]
+        best = min(ways, default=None)
+        curve.append(None if best is None else best[0])
+        kept_pairs.append(0 if best is None else best[1])
+    return {
+        "head_damage": heads,
+        "qk_unit_damage": qk_GU,
+        "v_unit_damage": v_GV,
+        "qk_damage": curve,
+        "qk_pairs": kept_pairs,
+        "v_damage": values,
+    }
+
+
+def _cut_curve(damage_GU: Tensor) -> list[float]:
+    """Damage of keeping 0, 1, ..., all units in every group, the least felt cut first."""
+    felt = damage_GU.sort(dim=-1).values.sum(0).tolist()
+    cut = list(itertools.accumulate(felt, initial=0.0))
+    return cut[::-1]

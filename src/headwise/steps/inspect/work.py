@@ -1,0 +1,55 @@
+"""Half-finished measurements, put away now and then so that a rerun continues where a killed run stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headwise.records.files import replacing
+
+FILE = "unfinished.safetensors"
+SECONDS_BETWEEN = 15.0
+
+
+class Work:
+    """The unfinished measurement in a run folder. ``inputs_hash`` says what it is a measurement of."""
+
+    def __init__(self, folder: Path, inputs_hash: str) -> None:
+        self.path = folder / FILE
+        self.inputs_hash = inputs_hash
+        self.saved = time.monotonic()
+
+    def load(self) -> tuple[int, dict[str, Tensor]]:
+        """Batches done so far and their sums; nothing where there is no work or it was of something else."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                facts = file.metadata() or {}
+                if facts.get("inputs_hash") == self.inputs_hash:
+                    return int(facts["done"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (FileNotFoundError, SafetensorError):
+            pass
+        return 0, {}
+
+    def save(self, done: int, state: dict[str, Tensor]) -> None:
+        """Put the sums away if the last time is long enough ago."""
+        if time.monotonic() - self.saved < SECONDS_BETWEEN:
+            return
+        write_tensors(self.path, state, {"inputs_hash": self.inputs_hash, "done": str(done)})
+        self.saved = time.monotonic()
+
+    def finish(self) -> None:
+        """Forget the work: the result is written."""
+        self.path.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
+    """Write a safetensors file whole or not at all."""
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary, facts)
+        except SafetensorError as error:
+            raise OSError(None, str(error), str(path)) from error
