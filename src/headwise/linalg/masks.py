@@ -39,7 +39,7 @@ def block_sums(parts_BNTU: Tensor, block: int) -> Tensor:
     return torch.cat([piece.sum(2) for piece in pieces])
 
 
-def add_fisher(sums: Sums, samples: list[Tensor], tokens: int) -> None:
-    """Add the Fisher information of all masks of a layer, (N, N) per token, from samples (n, ...) of each kind."""
+def add_fisher(sums: Sums, samples: list[Tensor], outputs: int) -> None:
+    """Add the Fisher information of all masks of a layer, (N, N) per output, from samples (n, ...) of each kind."""
     flat = torch.cat([sample.flatten(1) for sample in samples], dim=1).double()
-    sums.add("fisher", flat.T @ flat, tokens)
+    sums.add("fisher", flat.T @ flat, outputs)

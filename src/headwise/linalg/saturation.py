@@ -33,21 +33,21 @@ def _largest_eigenvalues(a: Tensor) -> Tensor:
     b = a / largest[:, None]  # the equation does not change when all entries are scaled
     b.scatter_(-1, index[:, :1], 0.0)
     second = b.gather(-1, index[:, 1:])[:, 0]
-    gap = (1 - second).clamp(min=torch.finfo(a.dtype).tiny)
+    gap = (1 - second).clamp(min=1e-9)
     rest = b.sum(-1)
     mean = b.square().sum(-1) / rest.clamp(min=torch.finfo(a.dtype).tiny)
-    x = torch.maximum((rest + mean) / (1 + rest), second + 0.01 * torch.minimum(gap, second))
-    start, least = x, 1e-6 * torch.minimum(gap, second) + NEGLIGIBLE
+    behind = second[:, None] - b
+    # Distance of the eigenvalue from the second entry: kept by itself, or near-ties would be rounded away.
+    least = 1e-6 * torch.minimum(gap, second) + NEGLIGIBLE
+    ahead = start = torch.maximum((rest + mean) / (1 + rest) - second, 0.01 * torch.minimum(gap, second) + least)
     for _ in range(STEPS):
-        distance = x[:, None] - b
+        distance = behind + ahead[:, None]
         terms = b / distance
         value, slope = terms.sum(-1), terms.div_(distance).sum(-1)
-        ahead = x - second
         weight = slope * ahead.square()
         constant = value - slope * ahead
         middle = 1 + weight - constant * gap
         root = (middle.square() + 4 * constant * weight * gap).clamp(min=0).sqrt()
-        step = 2 * weight * gap / (middle + root)
-        x = second + torch.minimum(torch.maximum(step, least), gap)
-    x = torch.where(second < NEGLIGIBLE, start, x)  # one key has it all
-    return largest * torch.where(second > 1 - 1e-6, 1.0, x)  # a tie: the eigenvector is the difference of the two
+        ahead = torch.minimum(torch.maximum(2 * weight * gap / (middle + root), least), gap)
+    ahead = torch.where(second < NEGLIGIBLE, start, ahead)  # one key has it all
+    return largest * (second + ahead)

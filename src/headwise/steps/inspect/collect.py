@@ -40,6 +40,7 @@ class Collector:
         self.index = {site.path: i for i, site in enumerate(self.sites)}
         self.units: dict[int, Units] = {}
         self.bases: dict[int, Basis] = {}
+        self.outputs = 0  # tokens (or pictures) whose labels the loss of the running batch adds up
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -94,7 +95,9 @@ class Collector:
                     self._add_cuts(self.index[path], attention)
 
         with frozen(self.model), watching(self.model, see), checkpointed(self.model), torch.enable_grad():
-            backward_from_own_output(self._run(batch), seed)
+            outputs = self._run(batch)
+            self.outputs = outputs[0].shape[:-1].numel()
+            backward_from_own_output(outputs, seed)
 
     def _run(self, batch: Batch) -> Any:
         caching = {"use_cache": False} if any(site.cache != "none" for site in self.sites) else {}
@@ -106,26 +109,25 @@ class Collector:
         return self.model(**inputs, **caching)
 
     def _add_gradients(self, i: int, attention: Attention) -> None:
-        k, out = attention.k_BGSK, attention.out_BTHV
-        B, T = out.shape[:2]
-        block = CAUSAL_BLOCK if attention.causal else max(T, k.shape[2])
+        # The hooks must not hold the tensors they hang on: that circle would keep the whole graph alive.
+        k, out = attention.k_BGSK.detach(), attention.out_BTHV.detach()
+        block = CAUSAL_BLOCK if attention.causal else max(out.shape[1], k.shape[2])
         samples: dict[str, Tensor] = {}
 
         def finish() -> None:
             if len(samples) == 3:  # noqa: PLR2004
-                add_fisher(self.sums[i], [samples["qk"], samples["v"], samples["head"]], B * T)
+                add_fisher(self.sums[i], [samples["qk"], samples["v"], samples["head"]], self.outputs)
 
         def see_out(gradient: Tensor) -> None:
-            samples["v"], samples["head"] = value_gradients(out.detach(), gradient, self.bases[i], block)
+            samples["v"], samples["head"] = value_gradients(out, gradient, self.bases[i], block)
             finish()
 
         def see_keys(gradient: Tensor) -> None:
-            mean = self.sums[i].mean("k_mean")
-            samples["qk"] = key_gradients(k.detach(), gradient, mean, self.units[i], block)
+            samples["qk"] = key_gradients(k, gradient, self.sums[i].mean("k_mean"), self.units[i], block)
             finish()
 
-        out.register_hook(see_out)
-        k.register_hook(see_keys)
+        attention.out_BTHV.register_hook(see_out)
+        attention.k_BGSK.register_hook(see_keys)
 
     def _add_cuts(self, i: int, attention: Attention) -> None:
         sums, layer, units = self.sums[i], self.layers[i], self.units[i]

@@ -1,2 +1,0 @@
-"""stub"""
-def write_page(profile, path): path.write_text("x")

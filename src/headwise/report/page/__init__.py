@@ -1,0 +1,115 @@
+"""A profile as one HTML file that opens anywhere, offline: data, styles and code are inside, nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headwise.records.allocation import lots_of
+from headwise.records.files import write_text
+from headwise.records.profile import QUANTITIES, LayerProfile, Profile
+from headwise.report.summary import sentence
+
+DECADES = 6.0  # of a spectrum that the page shows, in 255 steps
+DIGITS = 4
+BY_HEAD = (
+    "qk_data_dims",
+    "qk_weight_dims",
+    "vo_data_dims",
+    "vo_weight_dims",
+    "jacobian_mean",
+    "jacobian_p95",
+    "jacobian_exponent",
+    "logit_spread",
+    "hard_rank",
+    "effective_rank",
+    "numerical_rank",
+    "stable_rank",
+    "entropy",
+    "first_token",
+    "twin",
+    "twin_overlap",
+    "cut_rows",
+    "cut_output",
+    "vo_cut_output",
+    "head_damage",
+)
+SPECTRA = ("qk_weight_spectrum", "qk_data_spectrum", "vo_weight_spectrum", "vo_data_spectrum")
+BY_LAYER = ("conditioning", "conditioning_gaussian", "rope_pair_energy")
+
+
+def write_page(profile: Profile, path: Path) -> None:
+    """Write ``profile`` as a self-contained page."""
+    write_text(path, render(profile))
+
+
+def render(profile: Profile) -> str:
+    """The page as text."""
+    folder = resources.files(__name__)
+    template, style, code = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js"))
+    name = Path(str(profile.model["source"])).name or str(profile.model["source"])
+    data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    parts = {"TITLE": escape(name), "SENTENCE": escape(sentence(profile)), "STYLE": style, "CODE": code, "DATA": data}
+    for key, text in parts.items():
+        template = template.replace(f"%{key}%", text)
+    return template
+
+
+def page_data(profile: Profile) -> dict[str, Any]:
+    """What the page needs of a profile, in few bytes."""
+    shape = profile.shape
+    return {
+        "model": {**profile.model, "family": shape.family, "width": shape.width, "max_tokens": shape.max_tokens},
+        "text": dict(profile.text),
+        "versions": dict(profile.versions),
+        "notes": list(profile.notes),
+        "seed": profile.settings.get("seed"),
+        "definitions": {name: QUANTITIES[name].text for name in (*BY_HEAD, *SPECTRA, *BY_LAYER)},
+        "layers": [
+            _layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)
+        ],
+        "lots": [
+            {"layer": lot.layer, "kind": lot.kind, "damage": _short(list(lot.damage)), "price": lot.price}
+            for lot in lots_of(profile)
+        ],
+        "cached": sum(layer.cached_per_token for layer in shape.layers if layer.cache == "tokens"),
+        "decades": DECADES,
+    }
+
+
+def _layer(layer: LayerProfile, dims: dict[str, Any]) -> dict[str, Any]:
+    kept = ("heads", "kv_heads", "qk_dim", "v_dim", "cache", "rotary", "window")
+    values = {name: _short(layer.values[name]) for name in (*BY_HEAD, *BY_LAYER) if name in layer.values}
+    spectra = {name: [_packed(s) for s in layer.values[name]] for name in SPECTRA if name in layer.values}
+    return {
+        **{name: dims[name] for name in kept},
+        "path": layer.path,
+        "causal": layer.causal,
+        "lengths": layer.lengths,
+        "widths": layer.widths,
+        "v_widths": layer.v_widths,
+        "values": {**values, **spectra},
+    }
+
+
+def _packed(spectrum: Sequence[float]) -> str:
+    """Singular values as bytes: how far below the largest each lies, on a logarithmic scale."""
+    largest = max(spectrum, default=0.0) or 1.0
+    steps = (-math.log10(max(value / largest, 1e-30)) * 255 / DECADES for value in spectrum)
+    return base64.b64encode(bytes(min(255, round(step)) for step in steps)).decode()
+
+
+def _short(numbers: Any) -> Any:
+    if isinstance(numbers, list):
+        return [_short(number) for number in numbers]
+    if isinstance(numbers, float):
+        short = float(f"{numbers:.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e9 else short  # noqa: PLR2004
+    return numbers

@@ -1,0 +1,311 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const layers = data.layers;
+const measured = layers.map((layer, i) => i).filter((i) => layers[i].values.head_damage);
+const state = { layer: measured[0] ?? 0, head: 0, quantity: "qk_data_dims", place: 0 };
+
+// ---------------------------------------------------------------- numbers and colours
+const SHARES = ["90 %", "95 %", "99 %"], TOLERANCES = ["0.1", "0.01", "0.001"];
+const percent = (x) => (100 * x).toFixed(Math.abs(x) < 0.0995 ? 1 : 0) + " %";
+const plain = (x) => x === null || x === undefined ? "–" : x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3 ? x.toExponential(1) : String(+x.toPrecision(3));
+const grouped = (x) => x.toLocaleString("en-US");
+function size(bytes) {
+  for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+    if (bytes >= unit) return +(bytes / unit).toPrecision(4) + " " + name;
+  return bytes + " B";
+}
+const RAMP = [[0, 34, 78], [33, 61, 109], [85, 91, 109], [123, 122, 119], [165, 156, 116], [211, 193, 100], [254, 232, 56]]; // cividis
+function colour(t) {
+  const x = Math.min(Math.max(t, 0), 1) * (RAMP.length - 1), i = Math.min(Math.floor(x), RAMP.length - 2), f = x - i;
+  return "rgb(" + RAMP[i].map((c, k) => Math.round(c + f * (RAMP[i + 1][k] - c))).join(",") + ")";
+}
+function unpack(text) {
+  return Array.from(atob(text), (c) => 10 ** (-c.charCodeAt(0) * data.decades / 255));
+}
+
+// ---------------------------------------------------------------- drawing
+const SVG = "http://www.w3.org/2000/svg";
+function draw(parent, name, attributes = {}, text) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  parent.appendChild(node);
+  return node;
+}
+function canvas(id, width, height, label) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", label);
+  $(id).replaceChildren(svg);
+  return svg;
+}
+function ticks(low, high, log) {
+  if (log) {
+    const all = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) all.push(10 ** e);
+    const fitting = all.filter((x) => x >= low * 0.999 && x <= high * 1.001);
+    return fitting.length >= 2 ? fitting.filter((x, i) => fitting.length < 7 || i % 2 === 0) : [low, high];
+  }
+  const step = [1, 2, 5, 10].map((m) => m * 10 ** Math.floor(Math.log10((high - low) / 4 || 1))).find((s) => (high - low) / s <= 6);
+  const all = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + 1e-9; x += step) all.push(+x.toPrecision(6));
+  return all;
+}
+/** Lines in one plot. series: {name, points: [[x, y]], colour, dash, width}; marks on x come from xTicks. */
+function plot(id, { label, series, xLabel, yLabel, xLog, yLog, xTicks, yRange, height = 300 }) {
+  const W = 520, H = height, left = 58, right = 14, top = 12, bottom = 64;
+  const svg = canvas(id, W, H, label);
+  const points = series.flatMap((s) => s.points).filter(([, y]) => y !== null && (!yLog || y > 0));
+  if (!points.length) { draw(svg, "text", { x: left, y: H / 2 }, "not measured"); return; }
+  const xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
+  let [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = yRange || [Math.min(...ys), Math.max(...ys)];
+  if (x0 === x1) { x0 *= xLog ? 0.5 : 0.9; x1 *= xLog ? 2 : 1.1; }
+  if (y0 === y1) { y0 *= yLog ? 0.5 : 0.9; y1 = y1 * (yLog ? 2 : 1.1) || 1; }
+  if (!yLog && !yRange) y0 = Math.min(0, y0);
+  const map = (v, a, b, log) => log ? (Math.log(v) - Math.log(a)) / (Math.log(b) - Math.log(a)) : (v - a) / (b - a);
+  const X = (x) => left + map(x, x0, x1, xLog) * (W - left - right), Y = (y) => H - bottom - map(y, y0, y1, yLog) * (H - bottom - top);
+  for (const y of ticks(y0, y1, yLog)) {
+    draw(svg, "line", { x1: left, x2: W - right, y1: Y(y), y2: Y(y), class: "grid" });
+    draw(svg, "text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, plain(y));
+  }
+  for (const x of xTicks || ticks(x0, x1, xLog)) draw(svg, "text", { x: X(x), y: H - bottom + 16, "text-anchor": "middle" }, grouped(x));
+  draw(svg, "line", { x1: left, x2: W - right, y1: H - bottom, y2: H - bottom, class: "axis" });
+  draw(svg, "text", { x: (left + W - right) / 2, y: H - bottom + 32, "text-anchor": "middle" }, xLabel);
+  draw(svg, "text", { x: 12, y: (H - bottom + top) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(H - bottom + top) / 2})` }, yLabel);
+  let legend = left;
+  for (const s of series) {
+    const inside = s.points.filter(([, y]) => y !== null && (!yLog || y > 0)).map(([x, y]) => [X(x), Math.min(Y(Math.max(y, y0)), H - bottom)]);
+    if (!inside.length) continue;
+    const style = { fill: "none", stroke: `var(--${s.colour})`, "stroke-width": s.width || 2, "stroke-dasharray": s.dash || "none" };
+    draw(svg, "polyline", { points: inside.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" "), ...style });
+    if (inside.length < 12 && !s.dash) for (const [x, y] of inside) draw(svg, "circle", { cx: x, cy: y, r: 3, fill: `var(--${s.colour})` });
+    draw(svg, "line", { x1: legend, x2: legend + 18, y1: H - 12, y2: H - 12, ...style });
+    const name = draw(svg, "text", { x: legend + 22, y: H - 8 }, s.name);
+    legend += 22 + name.getComputedTextLength() + 14;
+  }
+}
+
+// ---------------------------------------------------------------- heat map
+const NAMES = {
+  qk_data_dims: "Query/key dimensions used on the text", qk_weight_dims: "Query/key dimensions by weights alone",
+  vo_data_dims: "Value dimensions used on the text", vo_weight_dims: "Value dimensions by weights alone",
+  jacobian_mean: "Softmax Jacobian norm", jacobian_p95: "Softmax Jacobian norm, 95th percentile", jacobian_exponent: "Exponent of the Jacobian norm in length",
+  logit_spread: "Spread of logits", hard_rank: "Hard rank", effective_rank: "Effective rank", numerical_rank: "Numerical rank", stable_rank: "Stable rank",
+  entropy: "Entropy of attention (nats)", first_token: "Share on the first token", twin_overlap: "Overlap with the most similar head",
+  cut_rows: "Attention moved when queries and keys are cut", cut_output: "Output error when queries and keys are cut", vo_cut_output: "Output error when values are cut",
+  head_damage: "Predicted damage of removing the head (nats)",
+};
+const BY_LENGTH = new Set(["jacobian_mean", "jacobian_p95", "logit_spread", "hard_rank", "effective_rank", "stable_rank", "entropy", "first_token"]);
+const lengths = [...new Set(layers.flatMap((layer) => layer.lengths))].sort((a, b) => a - b);
+function places(name) {
+  if (name.endsWith("_dims")) return SHARES.map((s) => s + " of the energy");
+  if (BY_LENGTH.has(name)) return lengths.map((n) => grouped(n) + " tokens");
+  if (name === "numerical_rank") return lengths.flatMap((n) => TOLERANCES.map((t) => `${grouped(n)} tokens, tolerance ${t}`));
+  const widths = layers[measured[0]][name === "vo_cut_output" ? "v_widths" : "widths"];
+  return name.includes("cut_") ? widths.map((w) => `${w} dimensions`) : [];
+}
+function lookup(layer, name, head, place) {
+  const value = layer.values[name]?.[head];
+  if (value === undefined) return null;
+  if (!Array.isArray(value)) return value;
+  if (name === "numerical_rank") { const at = layer.lengths.indexOf(lengths[Math.floor(place / 3)]); return value[at]?.[place % 3] ?? null; }
+  if (BY_LENGTH.has(name)) return value[layer.lengths.indexOf(lengths[place])] ?? null;
+  return value[place] ?? null;
+}
+const SCALED_BY_LOG = new Set(["head_damage", "stable_rank"]);
+function drawMap() {
+  const heads = Math.max(...layers.map((layer) => layer.heads)), cell = Math.max(14, Math.min(30, 960 / layers.length, 640 / heads));
+  const left = 44, top = 6, W = left + layers.length * cell + 4, H = top + heads * cell + 40;
+  const svg = canvas("map", Math.max(W, 700), H, NAMES[state.quantity]);
+  const values = layers.map((layer) => Array.from({ length: layer.heads }, (_, h) => lookup(layer, state.quantity, h, state.place)));
+  const flat = values.flat().filter((v) => v !== null), log = SCALED_BY_LOG.has(state.quantity);
+  const low = Math.min(...flat), high = Math.max(...flat), floor = log ? Math.max(low, high * 1e-6) : low;
+  const level = (v) => high === low ? 0.5 : log ? (Math.log(Math.max(v, floor)) - Math.log(floor)) / (Math.log(high) - Math.log(floor) || 1) : (v - low) / (high - low);
+  values.forEach((column, l) => column.forEach((value, h) => {
+    const box = draw(svg, "rect", { x: left + l * cell, y: top + h * cell, width: cell - 1, height: cell - 1, rx: 2, "data-layer": l, "data-head": h,
+      fill: value === null ? "var(--grid)" : colour(level(value)) });
+    draw(box, "title", {}, `layer ${l}, head ${h}: ${plain(value)}`);
+  }));
+  const stride = Math.ceil(40 / cell);
+  for (let l = 0; l < layers.length; l += stride) draw(svg, "text", { x: left + (l + 0.5) * cell, y: top + heads * cell + 16, "text-anchor": "middle" }, l);
+  for (let h = 0; h < heads; h += Math.ceil(16 / cell)) draw(svg, "text", { x: left - 6, y: top + (h + 0.5) * cell + 4, "text-anchor": "end" }, h);
+  draw(svg, "text", { x: left + layers.length * cell / 2, y: H - 4, "text-anchor": "middle" }, "layer");
+  draw(svg, "text", { x: 10, y: top + heads * cell / 2, "text-anchor": "middle", transform: `rotate(-90 10 ${top + heads * cell / 2})` }, "head");
+  draw(svg, "rect", { x: left + state.layer * cell - 1.5, y: top + state.head * cell - 1.5, width: cell + 2, height: cell + 2, rx: 3, class: "frame" });
+  $("low").textContent = plain(log ? floor : low); $("high").textContent = plain(high);
+  $("ramp").style.background = `linear-gradient(90deg, ${RAMP.map((c) => `rgb(${c})`).join(",")})`;
+  $("definition").textContent = data.definitions[state.quantity];
+  const value = lookup(layers[state.layer], state.quantity, state.head, state.place);
+  $("where").textContent = `Layer ${state.layer}, head ${state.head}: ${plain(value)}. Click a cell or use the arrow keys.`;
+}
+function choose(layer, head) {
+  const l = Math.min(Math.max(layer, 0), layers.length - 1);
+  if (!layers[l].values.head_damage) return;
+  state.layer = l;
+  state.head = Math.min(Math.max(head, 0), layers[l].heads - 1);
+  drawMap(); drawHead();
+}
+function chooseQuantity(name) {
+  state.quantity = name;
+  const names = places(name);
+  $("place").replaceChildren(...names.map((text, i) => new Option(text, i)));
+  $("place-label").hidden = !names.length;
+  state.place = name === "numerical_rank" ? names.length - 2 : BY_LENGTH.has(name) ? names.length - 1 : 0;
+  $("place").value = String(state.place);
+  drawMap();
+}
+
+// ---------------------------------------------------------------- one head
+function drawHead() {
+  const layer = layers[state.layer], v = layer.values, h = state.head, values = (name) => unpack(v[name][h]).map((y, i) => [i + 1, y]);
+  $("head-title").textContent = `Layer ${state.layer}, head ${h}` + (layer.kv_heads < layer.heads ? ` (key/value head ${Math.floor(h * layer.kv_heads / layer.heads)})` : "");
+  for (const kind of ["qk", "vo"])
+    plot(kind, { label: kind === "qk" ? "Query-key spectrum" : "Value-output spectrum", xLabel: "dimension", yLabel: "singular value / largest", yLog: true, yRange: [1e-4, 1], series: [
+      { name: `weights alone: ${v[kind + "_weight_dims"][h][0]} hold 90 %`, points: values(kind + "_weight_spectrum"), colour: "orange", dash: "6 4" },
+      { name: `on the text: ${v[kind + "_data_dims"][h][0]}`, points: values(kind + "_data_spectrum"), colour: "blue" }] });
+  const at = (name) => layer.lengths.map((n, i) => [n, v[name]?.[h]?.[i] ?? null]);
+  const norms = at("jacobian_mean"), median = layer.lengths.map((n, i) => [n, middle(v.jacobian_mean.map((row) => row[i]))]);
+  plot("jacobian", { label: "Jacobian norm against length", xLabel: "tokens", yLabel: "norm", xLog: true, yLog: true, xTicks: layer.lengths, series: [
+    { name: "this head", points: norms, colour: "blue" }, { name: "95th percentile", points: at("jacobian_p95"), colour: "purple", width: 1 },
+    { name: "median of layer", points: median, colour: "green", width: 1 },
+    { name: "1/L", points: norms.map(([n]) => [n, norms[0][1] * norms[0][0] / n]), colour: "orange", dash: "6 4" }] });
+  const limit = layer.causal ? 0.5 : 0.632;
+  plot("rank", { label: "Rank against length", xLabel: "tokens", yLabel: "rank", xLog: true, yLog: true, xTicks: layer.lengths, series: [
+    { name: "hard", points: at("hard_rank"), colour: "blue" }, { name: "effective", points: at("effective_rank"), colour: "green" },
+    { name: "numerical, 0.01", points: layer.lengths.map((n, i) => [n, v.numerical_rank?.[h]?.[i]?.[1] ?? null]), colour: "purple" },
+    { name: `${layer.causal ? "0.5" : "0.63"} n`, points: layer.lengths.map((n) => [n, limit * n]), colour: "orange", dash: "6 4" }] });
+  const last = layer.lengths.length - 1, longest = grouped(layer.lengths[last]) + " tokens", rows = [
+    ["Query/key dimensions for 90 / 95 / 99 %", v.qk_data_dims[h].join(" / ") + ` of ${layer.qk_dim} on the text, ${v.qk_weight_dims[h].join(" / ")} by weights`],
+    ["Value dimensions for 90 / 95 / 99 %", v.vo_data_dims[h].join(" / ") + ` of ${layer.v_dim} on the text, ${v.vo_weight_dims[h].join(" / ")} by weights`],
+    [`Jacobian norm at ${longest}`, plain(v.jacobian_mean[h][last]) + (v.jacobian_exponent ? `, falls like length to the power ${plain(v.jacobian_exponent[h])}` : "")],
+    [`Entropy, spread of logits at ${longest}`, `${plain(v.entropy[h][last])} nats, ${plain(v.logit_spread[h][last])}`],
+    ["On the first token", percent(v.first_token[h][last])],
+    ["Most similar head", `head ${v.twin[h]}, ${percent(v.twin_overlap[h])} of the attention shared`],
+    ["Attention moved / output error when queries and keys are cut", (v.cut_rows?.[h] || []).map((x, i) => `${layer.widths[i]} dims: ${percent(x)} / ${percent(v.cut_output[h][i])}`).join(" · ") || "–"],
+    ["Output error when values are cut", (v.vo_cut_output?.[h] || []).map((x, i) => `${layer.v_widths[i]} dims: ${percent(x)}`).join(" · ") || "–"],
+    ["Predicted damage of removing it", plain(v.head_damage[h]) + " nats"]];
+  $("numbers").tBodies[0].replaceChildren(...rows.map(([name, text]) => {
+    const row = document.createElement("tr"), head = document.createElement("th"), cell = document.createElement("td");
+    head.scope = "row"; head.textContent = name; cell.textContent = text; row.append(head, cell);
+    return row;
+  }));
+}
+const middle = (values) => { const v = values.filter((x) => x !== null).sort((a, b) => a - b); return v.length ? (v[(v.length - 1) >> 1] + v[v.length >> 1]) / 2 : null; };
+
+function drawCondition() {
+  const at = (name) => measured.map((i) => { const v = layers[i].values[name].filter((x) => x !== null); return [i, v.length ? v[v.length - 1] : null]; });
+  const measuredAt = at("conditioning");
+  const gaussian = measured.map((i) => { const n = layers[i].values.conditioning.findLastIndex((x) => x !== null); return [i, layers[i].values.conditioning_gaussian[n] ?? null]; });
+  plot("condition", { label: "Condition number by layer", xLabel: "layer", yLabel: "condition number", yLog: true, height: 280, series: [
+    { name: "measured", points: measuredAt, colour: "blue" }, { name: "independent Gaussian heads", points: gaussian, colour: "orange", dash: "6 4" }] });
+  $("condition-hint").textContent = data.definitions.conditioning;
+}
+
+// ---------------------------------------------------------------- the budget: the same auction as headwise.records.allocation
+const MULTIPLE = 8;
+function offers(lot) {
+  const full = lot.damage.length - 1, widths = [full];
+  for (let w = Math.floor((full - 1) / MULTIPLE) * MULTIPLE; w >= MULTIPLE; w -= MULTIPLE) if (lot.damage[w] !== null) widths.push(w);
+  return widths;
+}
+function allocate(lots, budget) {
+  const widths = lots.map(offers), chosen = lots.map(() => 0);
+  let spent = lots.reduce((sum, lot, i) => sum + lot.price * widths[i][0], 0);
+  while (spent > budget * (1 + 1e-9)) {
+    let best = -1, rate = Infinity;
+    lots.forEach((lot, i) => {
+      if (chosen[i] + 1 >= widths[i].length) return;
+      const now = widths[i][chosen[i]], after = widths[i][chosen[i] + 1], r = (lot.damage[after] - lot.damage[now]) / (lot.price * (now - after));
+      if (r < rate) { rate = r; best = i; }
+    });
+    if (best < 0) break;
+    spent -= lots[best].price * (widths[best][chosen[best]] - widths[best][chosen[best] + 1]);
+    chosen[best] += 1;
+  }
+  return { widths: widths.map((w, i) => w[chosen[i]]), spent };
+}
+const decoder = data.cached > 0;
+function drawBudget() {
+  const keep = Number($("keep").value) / 100, lots = data.lots, full = lots.reduce((sum, lot) => sum + lot.price * (lot.damage.length - 1), 0);
+  const { widths, spent } = allocate(lots, keep * full);
+  const damage = lots.reduce((sum, lot, i) => sum + lot.damage[widths[i]], 0);
+  $("keep-value").textContent = percent(spent / full);
+  $("damage").innerHTML = `${plain(damage)} nats <small>${decoder ? `perplexity × ${Math.exp(damage).toFixed(3)}` : "per output"}</small>`;
+  const share = (kind) => { let kept = 0, all = 0; lots.forEach((lot, i) => { if (lot.kind === kind) { kept += lot.price * widths[i]; all += lot.price * (lot.damage.length - 1); } }); return percent(kept / all); };
+  $("kept-qk").textContent = share("qk"); $("kept-v").textContent = share("v");
+  const context = Number($("context").value), batch = Number($("batch").value);
+  const bytes = (width) => layers.reduce((sum, layer, l) => sum + (layer.cache !== "tokens" ? 0 : 2 * batch * layer.kv_heads * width(l, layer) * (layer.window ? Math.min(context, layer.window - 1) : context)), 0);
+  const chosen = layers.map((layer) => ({ qk: layer.qk_dim, v: layer.v_dim }));
+  lots.forEach((lot, i) => { chosen[lot.layer][lot.kind] = widths[i]; });
+  if (decoder) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].qk + chosen[l].v))} <small>of ${size(bytes((l, layer) => layer.qk_dim + layer.v_dim))}</small>`;
+  const option = decoder ? "--keep-kv" : "--keep-attention-params";
+  $("command").textContent = `headwise plan profile.json ${option} ${keep.toFixed(2)} -o plan.json`;
+  drawWidths(chosen);
+}
+function drawWidths(chosen) {
+  const W = 1040, H = 190, left = 44, top = 10, half = 70, cell = Math.min(40, (W - left - 8) / layers.length);
+  const svg = canvas("widths", W, H, "Kept widths by layer: query/key above, values below");
+  const most = Math.max(...layers.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
+  [["qk", "qk_dim", 0, "blue", "query/key"], ["v", "v_dim", half + 12, "green", "value"]].forEach(([kind, full, shift, colour, name]) => {
+    layers.forEach((layer, l) => {
+      const tall = half * layer[full] / most, kept = half * chosen[l][kind] / most, x = left + l * cell, base = top + shift + half;
+      draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
+      const bar = draw(svg, "rect", { x, y: base - kept, width: cell - 2, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": chosen[l][kind] });
+      draw(bar, "title", {}, `layer ${l}: ${name} ${chosen[l][kind]} of ${layer[full]}`);
+      if (cell >= 22 && chosen[l][kind] < layer[full]) draw(svg, "text", { x: x + (cell - 2) / 2, y: base - kept - 3 < base - tall + 9 ? base - tall + 10 : base - kept - 3, "text-anchor": "middle" }, chosen[l][kind]);
+    });
+    const y = top + shift + half / 2;
+    draw(svg, "text", { x: 14, y, "text-anchor": "middle", transform: `rotate(-90 14 ${y})` }, name);
+  });
+  const stride = Math.ceil(34 / cell);
+  for (let l = 0; l < layers.length; l += stride) draw(svg, "text", { x: left + (l + 0.5) * cell - 1, y: top + 2 * half + 28, "text-anchor": "middle" }, l);
+}
+
+// ---------------------------------------------------------------- start
+function theme(name) { document.documentElement.dataset.theme = name; }
+theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+const shown = layers[measured[0] ?? 0];
+$("facts").textContent = `${data.model.class} · ${grouped(data.model.parameters)} parameters · ${layers.length} layers, width ${data.model.width}` +
+  (measured.length ? ` · ${shown.heads} query / ${shown.kv_heads} key-value heads of ${shown.qk_dim} / ${shown.v_dim}` : "") +
+  ` · measured on ${grouped(data.text.tokens)} tokens of ${data.text.name}` + data.notes.map((note) => ` · ${note}`).join("");
+$("made").textContent = `Made by headwise ${data.versions.headwise} with torch ${data.versions.torch} and transformers ${data.versions.transformers}, seed ${data.seed}. Every definition and number is in profile.json.`;
+if (measured.length) {
+  const names = Object.keys(NAMES).filter((name) => measured.some((i) => layers[i].values[name]));
+  $("quantity").replaceChildren(...names.map((name) => new Option(NAMES[name], name)));
+  $("quantity").addEventListener("change", (event) => chooseQuantity(event.target.value));
+  $("place").addEventListener("change", (event) => { state.place = Number(event.target.value); drawMap(); });
+  $("map").addEventListener("click", (event) => { const box = event.target.closest("[data-head]"); if (box) choose(Number(box.dataset.layer), Number(box.dataset.head)); });
+  $("map").addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (move) { event.preventDefault(); choose(state.layer + move[0], state.head + move[1]); }
+  });
+  chooseQuantity(state.quantity); drawHead(); drawCondition();
+}
+if (data.lots.length) {
+  const most = data.model.max_tokens, contexts = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072].filter((n) => n <= most);
+  $("context").replaceChildren(...(contexts.length ? contexts : [most]).map((n) => new Option(grouped(n), n)));
+  $("context").value = String((contexts.length ? contexts : [most]).slice(-1)[0]);
+  const cheapest = data.lots.reduce((sum, lot) => sum + lot.price * offers(lot).slice(-1)[0], 0) / data.lots.reduce((sum, lot) => sum + lot.price * (lot.damage.length - 1), 0);
+  $("keep").min = String(Math.ceil(100 * cheapest));
+  if (!decoder) {
+    $("budget-of").textContent = "attention width";
+    for (const id of ["bytes", "context", "batch"]) $(id).parentElement.hidden = true;
+  }
+  for (const id of ["keep", "context", "batch"]) $(id).addEventListener("input", drawBudget);
+  $("copy").addEventListener("click", async () => {
+    const text = $("command").textContent;
+    try { await navigator.clipboard.writeText(text); } catch {
+      const area = document.createElement("textarea");
+      area.value = text; document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
+    }
+    $("copy").textContent = "Copied"; setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
+  });
+  drawBudget();
+} else {
+  const why = document.createElement("p");
+  why.textContent = "Latent attention (MLA) is measured but cannot be cut: its cache holds one latent for all heads.";
+  $("budget").replaceChildren(why);
+}
