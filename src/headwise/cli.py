@@ -6,7 +6,7 @@ import gc
 import json
 import shlex
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -70,6 +70,74 @@ def cost(
 
 
 @app.command()
+def inspect(
+    model: Model,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="For models that do not read text: a folder of pictures, or .npz with the model's inputs."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 8192,
+    lengths: Annotated[
+        str | None, typer.Option(help="Lengths to look at; by default 64 to 1024 as far as the model goes.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the labels the model draws for itself.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what every head of a model really uses, and write a profile and a page that shows it.
+
+    A rerun of the same command continues an unfinished measurement, or shows the finished one.
+    """
+    with _importing():
+        from headwise.report.profiles import print_profile
+        from headwise.steps.inspect import PAGE, PROFILE
+        from headwise.steps.inspect import inspect as run
+
+    folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name if Path(model).exists() else model.replace('/', '-')}")
+    wanted = None if lengths is None else _numbers(lengths)
+    with _progress() as progress:
+        profile = run(
+            model, folder, texts=text or (), inputs=inputs, tokens=tokens, lengths=wanted, seed=seed, progress=progress
+        )
+    for note in profile.notes:
+        typer.echo(f"headwise: {note}", err=True)
+    if as_json:
+        typer.echo((folder / PROFILE).read_text(encoding="utf-8").rstrip())
+    else:
+        print_profile(profile)
+        typer.echo(f"\n{folder / PROFILE}\n{folder / PAGE}  <- open in a browser")
+
+
+@app.command()
+def plan(
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="profile.json, or the folder inspect wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Plan to write.")] = Path("plan.json"),
+    keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep, 0 to 1.")] = None,
+    keep_attention_params: Annotated[
+        float | None, typer.Option(help="Share of the attention weights to keep, for models without a cache.")
+    ] = None,
+    multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Choose widths for every layer that answer a budget where it is felt least, from a profile."""
+    from headwise.report.plans import print_plan
+    from headwise.steps.plan import make_plan
+
+    made, predicted = make_plan(profile, output, keep_kv, keep_attention_params, multiple_of)
+    if as_json:
+        typer.echo(output.read_text(encoding="utf-8").rstrip())
+    else:
+        print_plan(made, predicted)
+        typer.echo(f"\n{output}")
+
+
+@app.command()
 def compress(
     model: Model,
     plan: Annotated[Path, typer.Option(help="What to keep of each layer.")],
@@ -105,6 +173,26 @@ def demo() -> None:
     typer.echo(continue_text(folder, "The capital of France is Paris, and the capital of Germany is"))
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"Lengths must be whole numbers with commas between them, got {text!r}.") from None
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[int, int, str], None], None, None]:
+    """A bar with the time left on standard error; silent where nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("opening", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
 @contextmanager
 def _importing() -> Generator[None, None, None]:
     """Import torch and transformers, quickly and quietly; only commands that need them do.
@@ -131,7 +219,7 @@ def main() -> None:
     except InputError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
-        _fail("stopped.", 1)
+        _fail("stopped; nothing is half-written, and the same command goes on from here where it can.", 1)
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.linalg.ranks import effective_rank, hard_rank, numerical_rank, singular_values, stable_rank
+from headwise.linalg.ranks import effective_rank, gram_singular_values, hard_rank, numerical_rank, stable_rank
 from headwise.linalg.saturation import jacobian_norms
-from headwise.linalg.spectra import dims_holding, moment_root, product_spectrum
+from headwise.linalg.spectra import dims_holding, moment_root, product_spectrum, weighted_basis, weighted_spectrum
 from headwise.theory.hard_rank import expected_hard_rank
 
 
@@ -39,11 +39,21 @@ def test_jacobian_norms_of_special_rows():
     assert torch.allclose(jacobian_norms(masked), torch.stack([slow_norm(row) for row in masked]), atol=1e-10)
 
 
+@pytest.mark.parametrize("gap", [0.0, 1e-9, 1e-7, 1e-5, 1e-3])
+def test_jacobian_norms_of_near_ties_in_float32(gap):
+    a = rows(200, 60, 2.0, 0)
+    top = a.topk(2)
+    a.scatter_(1, top.indices[:, 1:], top.values[:, :1] * (1 - gap))
+    a = (a / a.sum(-1, keepdim=True)).float()
+    expected = torch.stack([slow_norm(row) for row in a.double()])
+    assert torch.allclose(jacobian_norms(a).double(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
 def test_ranks_are_those_of_the_svd(spread, causal):
     maps = torch.stack([rows(40, 40, spread, seed, causal) for seed in range(3)])
-    s, slow = singular_values(maps), torch.linalg.svdvals(maps)
+    s, slow = gram_singular_values(maps), torch.linalg.svdvals(maps)
     assert torch.allclose(s, slow, atol=1e-7)
     for tolerance in (1e-1, 1e-2, 1e-3):
         expected = torch.linalg.matrix_rank(maps, rtol=tolerance)
@@ -56,7 +66,7 @@ def test_ranks_are_those_of_the_svd(spread, causal):
 def test_hard_rank_of_random_attention_is_as_expected():
     n, repeats = 64, 400
     winners = torch.randint(0, n, (repeats, n), generator=torch.Generator().manual_seed(0))
-    ranks = hard_rank(torch.nn.functional.one_hot(winners, n).float()).double()
+    ranks = hard_rank(winners, n).double()
     assert abs(ranks.mean() - expected_hard_rank(n)) < 2 * ranks.std() / repeats**0.5
 
 
@@ -68,27 +78,46 @@ def test_product_spectrum_is_that_of_the_product(seed, inner):
     assert torch.allclose(product_spectrum(left, right), slow)
 
 
-def test_weighted_spectrum_is_that_of_the_real_logits():
-    """Weighting both sides by the root of the second moment gives the singular values of the logits on the text."""
-    generator = torch.Generator().manual_seed(0)
-    text = (
-        torch.randn(300, 20, generator=generator, dtype=torch.float64)
-        @ torch.randn(20, 20, generator=generator).double()
+def queries_and_keys(seed=0, tokens=300, K=5):
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randn(tokens, 20, generator=generator, dtype=torch.float64) @ torch.randn(
+        20, 20, generator=generator, dtype=torch.float64
     )
-    w_q, w_k = (torch.randn(20, 5, generator=generator, dtype=torch.float64) for _ in range(2))
-    root = moment_root(text.T @ text)
-    weighted = product_spectrum((root @ w_q)[None], (root @ w_k)[None])[0]
-    logits = (text @ w_q) @ (text @ w_k).T
-    assert torch.allclose(weighted, torch.linalg.svdvals(logits)[:5])
+    return (text @ torch.randn(20, K, generator=generator, dtype=torch.float64) + 1 for _ in range(2))
 
 
-def test_moment_root():
+def test_weighted_spectrum_is_that_of_the_real_logits():
+    """From K x K second moments alone: the singular values of the logits of all pairs of tokens, keys centred."""
+    q, k = queries_and_keys()
+    n = len(q)
+    centred = k - k.mean(0)
+    weighted = weighted_spectrum((q.T @ q / n)[None], (centred.T @ centred / n)[None])[0]
+    logits = q @ k.T
+    rows_centred = logits - logits.mean(1, keepdim=True)
+    assert torch.allclose(weighted, torch.linalg.svdvals(rows_centred / n)[:5])
+
+
+@pytest.mark.parametrize("kept", [1, 3, 4])
+def test_weighted_basis_cuts_best(kept):
+    """Keeping its first directions leaves the error of the best rank-r approximation of the logits (Eckart-Young)."""
+    q, k = queries_and_keys()
+    basis = weighted_basis((q.T @ q)[None], (k.T @ k)[None])
+    directions, duals = basis.directions_NRR[0], basis.duals_NRR[0]
+    assert torch.allclose(directions @ duals.T, torch.eye(5, dtype=torch.float64), atol=1e-9)
+    projector = directions[:, :kept] @ duals[:, :kept].T
+    error = torch.linalg.matrix_norm(q @ k.T - q @ (k @ projector.T).T)
+    best = torch.linalg.svdvals(q @ k.T)[kept:].square().sum().sqrt()
+    assert torch.allclose(error, best)
+
+
+def test_moment_root_of_few_samples_and_of_none():
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(3, 8, generator=generator)  # fewer samples than dimensions: singular
-    c = few.T @ few
-    root = moment_root(c)
+    c = torch.stack((few.T @ few, torch.zeros(8, 8)))
+    root, inverse = moment_root(c)
     assert torch.allclose((root @ root).float(), c, atol=1e-4)
-    assert torch.linalg.eigvalsh(moment_root(c, shrinkage=0.1)).min() > 0
+    assert root.isfinite().all() and inverse.isfinite().all()
+    assert torch.allclose(root @ inverse, torch.eye(8, dtype=torch.float64).expand(2, 8, 8), atol=1e-6)
 
 
 def test_dims_holding():

@@ -19,6 +19,7 @@ from headwise.records.shape import ModelShape
 DEFAULT_LENGTHS = (64, 128, 256, 512, 1024)
 SHORTEST = 8
 TOKENS_AT_ONCE = 1024
+SPOKEN_TOKENS = 64  # that a speech model says itself where nobody gives it a transcript
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -113,7 +114,8 @@ def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: in
         rows = slice(start, min(start + step, used))
         inputs = {name: main[rows], **{other: array[rows] for other, array in arrays.items()}}
         if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
-            inputs["decoder_input_ids"] = cast(Any, model).generate(main[rows], max_new_tokens=32, do_sample=False)
+            said = min(SPOKEN_TOKENS, cast(int, model.config.max_target_positions) - 2)
+            inputs["decoder_input_ids"] = cast(Any, model).generate(main[rows], max_new_tokens=said, do_sample=False)
         batches.append(Batch(inputs, one * main[rows].shape[0], ()))
     return Calibration(tuple(batches), str(path), notes)
 

@@ -39,8 +39,8 @@ def _run_twice(forward: Callable[..., Any]) -> Callable[..., Any]:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         tensors = [leaves[i] for i in places]
-        if not any(tensor.requires_grad for tensor in tensors):
-            tensors[0] = tensors[0].detach().requires_grad_()  # the first block: the embeddings are frozen
+        if not tensors[0].requires_grad:
+            tensors[0] = tensors[0].detach().requires_grad_()  # a stack's first block: the embeddings are frozen
 
         def again(*given: Tensor) -> Any:
             filled = list(leaves)

@@ -50,4 +50,4 @@ def _largest_eigenvalues(a: Tensor) -> Tensor:
         root = (middle.square() + 4 * constant * weight * gap).clamp(min=0).sqrt()
         ahead = torch.minimum(torch.maximum(2 * weight * gap / (middle + root), least), gap)
     ahead = torch.where(second < NEGLIGIBLE, start, ahead)  # one key has it all
-    return largest * (second + ahead)
+    return largest * (second + ahead).clamp(max=1.0)

@@ -28,14 +28,18 @@ def sentence(profile: Profile) -> str:
         flat = sum(value > FLAT for value in exponents) / len(exponents)
         steep = sum(value < STEEP for value in exponents) / len(exponents)
         parts.append(
-            f"From {lengths[0]:,} to {lengths[-1]:,} tokens the softmax of {flat:.0%} of the heads stays about as sharp; "
-            f"{steep:.0%} fade like 1/L."
+            f"From {lengths[0]:,} to {lengths[-1]:,} tokens the softmax of {_percent(flat)} of the heads stays about as sharp; "
+            f"{_percent(steep)} fade like 1/L."
         )
     first = median(_all(layers, "first_token", -1))
     if layers[0].causal:
-        parts.append(f"The median head puts {first:.0%} of its attention on the first token.")
+        parts.append(f"The median head puts {_percent(first)} of its attention on the first token.")
     return " ".join(parts)
 
 
 def _all(layers: list[LayerProfile], name: str, place: int) -> list[float]:
     return [head[place] for layer in layers for head in layer.values[name]]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -8,7 +8,7 @@ const state = { layer: measured[0] ?? 0, head: 0, quantity: "qk_data_dims", plac
 // ---------------------------------------------------------------- numbers and colours
 const SHARES = ["90 %", "95 %", "99 %"], TOLERANCES = ["0.1", "0.01", "0.001"];
 const percent = (x) => (100 * x).toFixed(Math.abs(x) < 0.0995 ? 1 : 0) + " %";
-const plain = (x) => x === null || x === undefined ? "–" : x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3 ? x.toExponential(1) : String(+x.toPrecision(3));
+const plain = (x) => x === null || x === undefined ? "–" : x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3 ? (+x.toPrecision(2)).toExponential().replace("e+", "e") : String(+x.toPrecision(3));
 const grouped = (x) => x.toLocaleString("en-US");
 function size(bytes) {
   for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
@@ -43,10 +43,10 @@ function canvas(id, width, height, label) {
 }
 function ticks(low, high, log) {
   if (log) {
-    const all = [];
-    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) all.push(10 ** e);
+    const decades = Math.log10(high / low), steps = decades < 2.5 ? [1, 2, 5] : [1], all = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) for (const m of steps) all.push(m * 10 ** e);
     const fitting = all.filter((x) => x >= low * 0.999 && x <= high * 1.001);
-    return fitting.length >= 2 ? fitting.filter((x, i) => fitting.length < 7 || i % 2 === 0) : [low, high];
+    return fitting.filter((x, i) => fitting.length < 8 || i % 2 === 0);
   }
   const step = [1, 2, 5, 10].map((m) => m * 10 ** Math.floor(Math.log10((high - low) / 4 || 1))).find((s) => (high - low) / s <= 6);
   const all = [];
@@ -54,8 +54,8 @@ function ticks(low, high, log) {
   return all;
 }
 /** Lines in one plot. series: {name, points: [[x, y]], colour, dash, width}; marks on x come from xTicks. */
-function plot(id, { label, series, xLabel, yLabel, xLog, yLog, xTicks, yRange, height = 300 }) {
-  const W = 520, H = height, left = 58, right = 14, top = 12, bottom = 64;
+function plot(id, { label, series, xLabel, yLabel, xLog, yLog, xTicks, yRange, width = 520, height = 300 }) {
+  const W = width, H = height, left = 58, right = 24, top = 12, bottom = 64;
   const svg = canvas(id, W, H, label);
   const points = series.flatMap((s) => s.points).filter(([, y]) => y !== null && (!yLog || y > 0));
   if (!points.length) { draw(svg, "text", { x: left, y: H / 2 }, "not measured"); return; }
@@ -198,7 +198,7 @@ function drawCondition() {
   const at = (name) => measured.map((i) => { const v = layers[i].values[name].filter((x) => x !== null); return [i, v.length ? v[v.length - 1] : null]; });
   const measuredAt = at("conditioning");
   const gaussian = measured.map((i) => { const n = layers[i].values.conditioning.findLastIndex((x) => x !== null); return [i, layers[i].values.conditioning_gaussian[n] ?? null]; });
-  plot("condition", { label: "Condition number by layer", xLabel: "layer", yLabel: "condition number", yLog: true, height: 280, series: [
+  plot("condition", { label: "Condition number by layer", xLabel: "layer", yLabel: "condition number", yLog: true, width: 1040, series: [
     { name: "measured", points: measuredAt, colour: "blue" }, { name: "independent Gaussian heads", points: gaussian, colour: "orange", dash: "6 4" }] });
   $("condition-hint").textContent = data.definitions.conditioning;
 }
@@ -254,7 +254,7 @@ function drawWidths(chosen) {
       draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
       const bar = draw(svg, "rect", { x, y: base - kept, width: cell - 2, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": chosen[l][kind] });
       draw(bar, "title", {}, `layer ${l}: ${name} ${chosen[l][kind]} of ${layer[full]}`);
-      if (cell >= 22 && chosen[l][kind] < layer[full]) draw(svg, "text", { x: x + (cell - 2) / 2, y: base - kept - 3 < base - tall + 9 ? base - tall + 10 : base - kept - 3, "text-anchor": "middle" }, chosen[l][kind]);
+      if (cell >= 22) draw(svg, "text", { x: x + (cell - 2) / 2, y: kept > 16 ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: kept > 16 ? "inside" : "" }, chosen[l][kind]);
     });
     const y = top + shift + half / 2;
     draw(svg, "text", { x: 14, y, "text-anchor": "middle", transform: `rotate(-90 14 ${y})` }, name);

@@ -64,7 +64,7 @@ def inspect(
         "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
         "seed": seed,
         "spectral_tokens": SPECTRAL_TOKENS,
-        "tolerances": TOLERANCES,
+        "tolerances": list(TOLERANCES),
         "mask_block": CAUSAL_BLOCK,
     }
     inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)

@@ -1,0 +1,337 @@
+"""inspect on every family, against brute force, and under all that can go wrong."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headwise.families.load import open_model
+from headwise.families.probe import watching
+from headwise.families.shapes import shape_of
+from headwise.records.errors import InputError
+from headwise.records.plan import Plan
+from headwise.records.profile import QUANTITIES, Profile
+from headwise.steps.inspect import inspect
+from headwise.steps.inspect.work import FILE
+from headwise.steps.plan import make_plan
+from tests.tiny import MODELS, tiny
+from tests.tokens import save_tokenizer
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from here " * 8
+NOT_TEXT = {"vit": "pixel_values", "deit": "pixel_values", "whisper": "input_features"}
+
+
+def save(folder, name="llama", **changes):
+    model = tiny(name, **changes)
+    model.save_pretrained(folder)
+    if name not in NOT_TEXT:
+        save_tokenizer(folder)
+    return model
+
+
+@pytest.fixture
+def llama(tmp_path):
+    save(tmp_path / "llama")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "llama"
+
+
+def sound_or_pictures(name, path):
+    shape = (6, 3, 12, 12) if name != "whisper" else (3, 8, 40)
+    array = np.random.default_rng(0).random(shape, dtype=np.float32)
+    np.savez(path, **{NOT_TEXT[name]: array})
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family(name, tmp_path):
+    save(tmp_path / "model", name)
+    if name in NOT_TEXT:
+        given = {"inputs": sound_or_pictures(name, tmp_path / "inputs.npz")}
+    else:
+        (tmp_path / "text.txt").write_text(TEXT)
+        given = {"texts": [str(tmp_path / "text.txt")], "lengths": (16, 32)}
+    profile = inspect(str(tmp_path / "model"), tmp_path / "run", tokens=96, **given)
+    assert Profile.load(tmp_path / "run" / "profile.json") == profile
+    tensors = load_file(tmp_path / "run" / "profile.safetensors")
+    shape = shape_of(open_model(str(tmp_path / "model")))
+    assert profile.shape == shape
+    for index, (layer, dims) in enumerate(zip(profile.layers, shape.layers, strict=True)):
+        sizes = {
+            "head": dims.heads,
+            "group": dims.kv_heads,
+            "length": len(layer.lengths),
+            "share": 3,
+            "tolerance": 3,
+            "pair": dims.rotary // 2,
+        }
+        for quantity, values in layer.values.items():
+            check_sizes(values, QUANTITIES[quantity].axes, sizes, quantity)
+        missing = set(QUANTITIES) - set(layer.values)
+        assert missing <= {"jacobian_exponent"}  # needs more than one length
+        assert len(layer.values["qk_damage"]) == dims.qk_dim + 1
+        assert layer.values["qk_damage"][dims.qk_dim] == layer.values["v_damage"][dims.v_dim] == 0
+        for share in (0, 1, 2):
+            assert all(1 <= row[share] <= dims.qk_dim for row in layer.values["qk_data_dims"])
+        masks = dims.kv_heads * (dims.qk_dim - dims.rotary // 2 + dims.v_dim) + dims.heads
+        assert tensors[f"{index}.fisher"].shape == (masks, masks)
+    assert (tmp_path / "run" / "report.html").stat().st_size < 400_000
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "profile.json",
+        "profile.safetensors",
+        "report.html",
+    ]
+
+
+def check_sizes(values, axes, sizes, where):
+    if not axes:
+        assert values is None or isinstance(values, int | float), where
+        return
+    assert isinstance(values, list), where
+    if axes[0] in sizes:
+        assert len(values) == sizes[axes[0]], where
+    for value in values:
+        if value is not None:
+            check_sizes(value, axes[1:], sizes, where)
+
+
+def test_against_brute_force(llama, tmp_path):
+    """Spectra from the real logits and outputs, cuts from really cut heads, on everything the model saw."""
+    profile = inspect(str(llama), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32))
+    model = open_model(str(llama))
+    seen = {}
+
+    def see(path, attention):
+        seen.setdefault(path, []).append(attention)
+
+    from headwise.families.calibration import text_calibration
+
+    batches = text_calibration(model, shape_of(model), str(llama), TEXT, "text", 96, (16, 32)).batches
+    with torch.no_grad(), watching(model, see):
+        for batch in batches:
+            model(**batch.inputs)
+    from headwise.families.sites import sites_of
+    from headwise.families.weights import read_attention
+
+    for site, layer in zip(sites_of(model), profile.layers, strict=True):
+        weights = read_attention(site, 8)
+        q, k = (
+            torch.cat([getattr(a, name).transpose(0, 1).flatten(1, 2) for a in seen[site.path]], dim=1).double()
+            for name in ("q_BHTK", "k_BGSK")
+        )
+        out = torch.cat([a.out_BTHV.flatten(0, 1) for a in seen[site.path]]).transpose(0, 1).double()
+        for h in range(4):
+            logits = q[h] @ k[h // 2].T * weights.scale
+            logits = (logits - logits.mean(1, keepdim=True)) / len(logits)
+            expected = torch.linalg.svdvals(logits)[:8]
+            assert torch.allclose(torch.tensor(layer.values["qk_data_spectrum"][h]).double(), expected, rtol=1e-3, atol=1e-5)
+            written = out[h] @ weights.w_o_HVD[h].double().detach() / len(out[h]) ** 0.5
+            expected = torch.linalg.svdvals(written)[:8]
+            assert torch.allclose(torch.tensor(layer.values["vo_data_spectrum"][h]).double(), expected, rtol=1e-3, atol=1e-5)
+            product = weights.w_q_HKD[h].T @ weights.w_k_GKD[h // 2]
+            expected = torch.linalg.svdvals(product.detach().double())[:8]
+            assert torch.allclose(torch.tensor(layer.values["qk_weight_spectrum"][h]).double(), expected, rtol=1e-3)
+
+
+def test_damage_predicts_small_cuts(tmp_path):
+    """Half the Fisher information of a head's mask is the KL to the model's own output when the head fades a little."""
+    save(tmp_path / "model", num_hidden_layers=2, max_position_embeddings=32)
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    profile = inspect(
+        str(tmp_path / "model"), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=8192, lengths=(32,)
+    )
+    model = open_model(str(tmp_path / "model"))
+    from headwise.families.calibration import text_calibration
+    from headwise.families.sites import sites_of
+
+    batch = text_calibration(model, shape_of(model), str(tmp_path / "model"), TEXT * 20, "t", 8192, (32,)).batches[0]
+    predicted, measured = [], []
+    for site, layer in zip(sites_of(model), profile.layers, strict=True):
+        for h in range(4):
+            with torch.no_grad():
+                dense = model(**batch.inputs).logits.log_softmax(-1)
+                rows = site.out.weight[:, 8 * h : 8 * h + 8]
+                original = rows.clone()
+                rows.mul_(0.9)
+                faded = model(**batch.inputs).logits.log_softmax(-1)
+                rows.copy_(original)
+            measured.append((dense.exp() * (dense - faded)).sum(-1).mean().item() / 0.1**2)
+            predicted.append(layer.values["head_damage"][h])
+    assert np.corrcoef(np.log(predicted), np.log(measured))[0, 1] > 0.9
+    assert 0.5 < np.exp(np.mean(np.log(predicted)) - np.mean(np.log(measured))) < 2
+
+
+def test_the_same_twice_and_a_finished_run_is_not_repeated(llama, tmp_path):
+    given = {"texts": [str(tmp_path / "text.txt")], "tokens": 64, "lengths": (16, 32)}
+    first = inspect(str(llama), tmp_path / "a", **given)
+    assert inspect(str(llama), tmp_path / "b", **given) == first
+    steps = []
+    assert inspect(str(llama), tmp_path / "a", **given, progress=lambda *step: steps.append(step)) == first
+    assert not steps
+    with pytest.raises(InputError, match="profile of another model, text or setting"):
+        inspect(str(llama), tmp_path / "a", **{**given, "tokens": 96})
+    assert Profile.load(tmp_path / "a" / "profile.json") == first
+
+
+def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT * 10)
+    given = ["--text", tmp_path / "text.txt", "--tokens", "2048", "--lengths", "16,32"]
+    command = [sys.executable, "-m", "headwise", "inspect", llama, *given]
+    whole = subprocess.run([*command, "-o", tmp_path / "whole"], capture_output=True, text=True, check=True)
+    assert "attention layers" in whole.stdout
+    slow = (
+        "import time, headwise.steps.inspect.work as w, headwise.steps.inspect.collect as c, headwise.cli as cli\n"
+        "w.SECONDS_BETWEEN = 0\n"
+        "old = c.Collector.differentiate\n"
+        "def differentiate(self, batch, seed):\n"
+        "    if self.sums[0].has('fisher'): print('waiting', flush=True); time.sleep(60)\n"
+        "    old(self, batch, seed)\n"
+        "c.Collector.differentiate = differentiate\n"
+        "cli.main()\n"
+    )
+    for stop in (signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(
+            [sys.executable, "-c", slow, "inspect", llama, *given, "-o", tmp_path / "run"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(stop)
+        _, errors = process.communicate(timeout=30)
+        assert "Traceback" not in errors
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
+    assert "stopped" in errors and process.returncode == 1
+    subprocess.run([*command, "-o", tmp_path / "run"], capture_output=True, check=True)
+    results = [json.loads((tmp_path / name / "profile.json").read_text()) for name in ("whole", "run")]
+    assert results[0] == results[1]
+    assert not (tmp_path / "run" / FILE).exists()
+
+
+def run(*args, **options):
+    command = [sys.executable, "-m", "headwise", "inspect", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_wrong_inputs_get_one_sentence(llama, tmp_path):
+    text = tmp_path / "text.txt"
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    cases = {
+        "holds no text": ("--text", tmp_path / "empty.txt"),
+        "There is no file": ("--text", tmp_path / "missing.txt"),
+        "cannot be read as text": ("--text", tmp_path / "binary.txt"),
+        "made for 128 tokens": ("--text", text, "--lengths", "64,256"),
+        "too short to measure": ("--text", text, "--lengths", "4"),
+        "whole numbers": ("--text", text, "--lengths", "64;128"),
+        "at least 1": ("--text", text, "--tokens", "0"),
+        "not a .npz file": ("--inputs", text),
+        "text or inputs": ("--inputs", text, "--text", text),
+    }
+    from typer.testing import CliRunner
+
+    from headwise.cli import app
+
+    for sentence, options in cases.items():
+        result = CliRunner().invoke(app, ["inspect", str(llama), "-o", str(tmp_path / "out"), *map(str, options)])
+        assert isinstance(result.exception, InputError) and sentence in str(result.exception), sentence
+        assert not (tmp_path / "out").exists()
+
+
+def test_standard_input_json_and_too_little_text(llama, tmp_path):
+    result = run(llama, "--text", "-", "-o", tmp_path / "run", "--json", "--tokens", 1000, input=TEXT[:100])
+    assert result.returncode == 0, result.stderr
+    profile = json.loads(result.stdout)
+    assert profile["text"]["name"] == "standard input"
+    assert "Lengths of 128 tokens are left out: standard input has only 100 tokens" in result.stderr
+    assert "64 are used instead of 1,000" in result.stderr
+    assert profile["layers"][0]["lengths"] == [64]
+    assert "mean over rows" in profile["definitions"]["jacobian_mean"]["text"]
+
+
+def test_a_model_that_gives_nan_is_refused(tmp_path):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    result = run(tmp_path / "model", "-o", tmp_path / "run", "--tokens", 64)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and "NaN or infinity in layers.1.self_attn" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_leaves_nothing_half_written(llama, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+    options = ("--text", tmp_path / "text.txt", "-o", tmp_path / "run", "--tokens", 64, "--lengths", "16,32")
+    result = run(llama, *options, preexec_fn=limit)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr and "profile.safetensors" in result.stderr
+    assert list((tmp_path / "run").iterdir()) == []
+    assert run(llama, *options).returncode == 0
+
+
+def test_text_for_a_model_that_reads_pictures(tmp_path):
+    save(tmp_path / "vit", "vit")
+    with pytest.raises(InputError, match="reads pictures, not text: give --inputs"):
+        inspect(str(tmp_path / "vit"), tmp_path / "run")
+
+
+def test_a_folder_of_pictures(tmp_path):
+    from PIL import Image
+    from transformers import ViTImageProcessorPil
+
+    save(tmp_path / "vit", "vit")
+    ViTImageProcessorPil(size={"height": 12, "width": 12}).save_pretrained(tmp_path / "vit")
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(InputError, match="holds no pictures"):
+        inspect(str(tmp_path / "vit"), tmp_path / "run", inputs=tmp_path / "pictures")
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    profile = inspect(str(tmp_path / "vit"), tmp_path / "run", inputs=tmp_path / "pictures", tokens=40)
+    assert profile.text["tokens"] == 40 and profile.layers[0].lengths == (10,)
+
+
+def test_plans_come_from_profiles(llama, tmp_path):
+    inspect(str(llama), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=64, lengths=(16, 32))
+    plan, profile = make_plan(tmp_path / "run", tmp_path / "plan.json", 0.75, None, multiple=2)
+    assert Plan.load(tmp_path / "plan.json").layers == plan.layers
+    after = profile.shape.planned(plan)
+    cached = [sum(layer.cached_per_token for layer in shape.layers) for shape in (profile.shape, after)]
+    assert cached[1] / cached[0] == pytest.approx(plan.predicted["kept"]) and cached[1] <= 0.75 * cached[0]
+    assert plan.predicted["damage"] > 0
+    for wrong in ((None, None), (0.5, 0.5), (1.5, None), (0.0, None)):
+        with pytest.raises(InputError):
+            make_plan(tmp_path / "run", tmp_path / "other.json", *wrong)
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_memory_does_not_follow_tokens_or_layers(tmp_path):
+    """Peak memory of a whole process: more tokens cost nothing, more layers only their own statistics and weights."""
+    (tmp_path / "text.txt").write_text(TEXT * 200)
+    peaks = {}
+    for layers, tokens in ((2, 1024), (2, 8192), (12, 1024)):
+        folder = tmp_path / f"model{layers}"
+        if not folder.exists():
+            save(folder, num_hidden_layers=layers)
+        code = (
+            "import resource, sys; from pathlib import Path; from headwise.steps.inspect import inspect\n"
+            f"inspect({str(folder)!r}, Path({str(tmp_path / f'run{layers}-{tokens}')!r}), "
+            f"texts=[{str(tmp_path / 'text.txt')!r}], tokens={tokens}, lengths=(64, 128))\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        )
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks[layers, tokens] = int(process.stdout)
+    assert abs(peaks[2, 8192] - peaks[2, 1024]) < 30
+    assert abs(peaks[12, 1024] - peaks[2, 1024]) < 40
