@@ -26,6 +26,7 @@ app = typer.Typer(
     epilog="Example: headwise cost HuggingFaceTB/SmolLM2-135M --context 8192",
 )
 
+INTERRUPTED = 130
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
@@ -99,7 +100,9 @@ def inspect(
         from headwise.steps.inspect import PAGE, PROFILE
         from headwise.steps.inspect import inspect as run
 
-    folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name if Path(model).exists() else model.replace('/', '-')}")
+    folder = output or Path(
+        f"headwise-{Path(model).expanduser().resolve().name if Path(model).exists() else model.replace('/', '-')}"
+    )
     wanted = None if lengths is None else _numbers(lengths)
     with _progress() as progress:
         profile = run(
@@ -187,7 +190,13 @@ def _progress() -> Generator[Callable[[int, int, str], None], None, None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("opening", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
@@ -213,13 +222,17 @@ def _importing() -> Generator[None, None, None]:
 
 
 def main() -> None:
-    """Run the command line: 0 done, 1 failed, 2 wrong call."""
+    """Run the command line: 0 done, 1 failed, 2 wrong call, 130 interrupted."""
     try:
         app()
     except InputError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("stopped; nothing is half-written, and the same command goes on from here where it can.", 1)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _fail(
+                "stopped; nothing is half-written. Where a command can go on later, the same command does.", INTERRUPTED
+            )
+        raise
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
 

@@ -36,7 +36,7 @@ def test_gradients_are_those_of_a_plain_backward_pass(name):
     inputs = example_inputs(model, tokens=8)
     asking = [parameter.requires_grad for parameter in model.parameters()]
     plain, twice = (gradients(model, inputs, how) for how in (False, True))
-    assert list(sorted(plain)) == sorted(site.path for site in sites_of(model))
+    assert sorted(plain) == sorted(site.path for site in sites_of(model))
     for path, gradient in plain.items():
         assert torch.allclose(twice[path], gradient, atol=1e-5, rtol=1e-3), path
     assert [parameter.requires_grad for parameter in model.parameters()] == asking

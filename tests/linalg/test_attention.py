@@ -46,10 +46,12 @@ def test_map_statistics_are_those_of_the_straightforward_way(causal):
         block = a[:, :, L // 2 : L, :L].double() if causal else a.double()
         whole = a[:, :, :L, :L].double()
         norms = torch.linalg.eigvalsh(torch.diag_embed(block) - block[..., None] * block[..., None, :])[..., -1]
-        logits = seen.logits(slice(None), slice(None))[:, :, L // 2 : L] if causal else seen.logits(slice(None), slice(None))
-        spread = torch.stack(
-            [row[row > -torch.inf].std(correction=0) for row in logits.flatten(0, 2)]
-        ).view(logits.shape[:3])
+        logits = (
+            seen.logits(slice(None), slice(None))[:, :, L // 2 : L] if causal else seen.logits(slice(None), slice(None))
+        )
+        spread = torch.stack([row[row > -torch.inf].std(correction=0) for row in logits.flatten(0, 2)]).view(
+            logits.shape[:3]
+        )
         s = torch.linalg.svdvals(whole)
         share = s / s.sum(-1, keepdim=True)
         expected = {
@@ -59,9 +61,9 @@ def test_map_statistics_are_those_of_the_straightforward_way(causal):
             "logit_spread": spread.mean((0, 2)),
             "entropy": -(block * block.clamp(min=1e-300).log()).sum(-1).mean((0, 2)),
             "first_token": block[..., 0].mean((0, 2)),
-            "hard_rank": torch.tensor(
-                [[len(set(rows.argmax(-1).tolist())) for rows in sample] for sample in whole]
-            ).double().mean(0),
+            "hard_rank": torch.tensor([[len(set(rows.argmax(-1).tolist())) for rows in sample] for sample in whole])
+            .double()
+            .mean(0),
             "effective_rank": torch.exp(-(share * share.clamp(min=1e-300).log()).sum(-1)).mean(0),
             "stable_rank": (s.square().sum(-1) / s[..., 0].square()).mean(0),
         }

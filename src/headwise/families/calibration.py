@@ -137,7 +137,9 @@ def _lengths(
     dropped = [length for length in lengths if length > fitting[-1] and length <= longest]
     if dropped:
         shown = ", ".join(f"{length:,}" for length in dropped)
-        reason = f"{name} has only {available:,} tokens" if available < dropped[-1] else f"only {tokens:,} are asked for"
+        reason = (
+            f"{name} has only {available:,} tokens" if available < dropped[-1] else f"only {tokens:,} are asked for"
+        )
         notes.append(f"Lengths of {shown} tokens are left out: {reason}.")
     return tuple(fitting), notes
 

@@ -18,7 +18,7 @@ CAUSAL_BLOCK = 128  # tokens summed into one gradient sample; longer sums would 
 
 
 def key_gradients(k_BGSK: Tensor, grad_BGSK: Tensor, mean_GK: Tensor, units: Units, block: int) -> Tensor:
-    """Mask gradients of the key units, (samples, G, U). A constant added to all keys changes no softmax, hence the mean."""
+    """Mask gradients of the key units, (samples, G, U); keys about their mean, which no softmax feels."""
     centred = k_BGSK.float() - mean_GK[:, None].to(k_BGSK)
     return block_sums(units.parts(grad_BGSK.float(), centred), block)
 

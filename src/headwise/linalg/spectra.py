@@ -51,7 +51,7 @@ def weighted_spectrum(left_NRR: Tensor, right_NRR: Tensor) -> Tensor:
 
 
 def weighted_basis(left_NRR: Tensor, right_NRR: Tensor) -> Basis:
-    """The basis in which ``y^T x`` (y of moment ``left``, x of moment ``right``) is best cut to any number of directions.
+    """The basis in which ``y^T x`` (y of moment ``left``, x of ``right``) is best cut to any number of directions.
 
     Keeping the first r directions, ``x -> directions_r duals_r^T x``, has the least mean square error of all rank-r
     maps: the rest of the singular values.

@@ -109,7 +109,8 @@ QUANTITIES: dict[str, Quantity] = {
         "first windows; values near 1e8 mean singular in float32.",
     ),
     "conditioning_gaussian": Quantity(
-        ("length",), "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / |sqrt(hd) - sqrt(n)|."
+        ("length",),
+        "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / |sqrt(hd) - sqrt(n)|.",
     ),
     "head_damage": Quantity(
         ("head",),

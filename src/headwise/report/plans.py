@@ -17,11 +17,15 @@ def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> 
         table.add_column(name, justify="left" if name == "layer" else "right")
     for index, (layer, shape) in enumerate(zip(plan.layers, profile.shape.layers, strict=True)):
         values = profile.layers[index].values
-        cost = sum(values[name][width] or 0.0 for name, width in (("qk_damage", layer.qk_dim), ("v_damage", layer.v_dim)))
+        cost = sum(
+            values[name][width] or 0.0 for name, width in (("qk_damage", layer.qk_dim), ("v_damage", layer.v_dim))
+        )
         table.add_row(str(index), _change(shape.qk_dim, layer.qk_dim), _change(shape.v_dim, layer.v_dim), f"{cost:.2g}")
     console.print(table)
     kept, damage = plan.predicted["kept"], plan.predicted["damage"]
-    console.print(f"\nkeeps {kept:.1%}; predicted damage {damage:.3g} nats per output (large cuts cost more than predicted)")
+    console.print(
+        f"\nkeeps {kept:.1%}; predicted damage {damage:.3g} nats per output (large cuts cost more than predicted)"
+    )
 
 
 def _change(before: int, after: int) -> str:

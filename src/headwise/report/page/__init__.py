@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -53,13 +54,13 @@ def write_page(profile: Profile, path: Path) -> None:
 def render(profile: Profile) -> str:
     """The page as text."""
     folder = resources.files(__name__)
-    template, style, code = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js"))
+    template, style, code = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    )
     name = Path(str(profile.model["source"])).name or str(profile.model["source"])
-    data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"TITLE": escape(name), "SENTENCE": escape(sentence(profile)), "STYLE": style, "CODE": code, "DATA": data}
-    for key, text in parts.items():
-        template = template.replace(f"%{key}%", text)
-    return template
+    return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
 
 
 def page_data(profile: Profile) -> dict[str, Any]:
@@ -72,9 +73,7 @@ def page_data(profile: Profile) -> dict[str, Any]:
         "notes": list(profile.notes),
         "seed": profile.settings.get("seed"),
         "definitions": {name: QUANTITIES[name].text for name in (*BY_HEAD, *SPECTRA, *BY_LAYER)},
-        "layers": [
-            _layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)
-        ],
+        "layers": [_layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)],
         "lots": [
             {"layer": lot.layer, "kind": lot.kind, "damage": _short(list(lot.damage)), "price": lot.price}
             for lot in lots_of(profile)

@@ -118,7 +118,7 @@ const SCALED_BY_LOG = new Set(["head_damage", "stable_rank"]);
 function drawMap() {
   const heads = Math.max(...layers.map((layer) => layer.heads)), cell = Math.max(14, Math.min(30, 960 / layers.length, 640 / heads));
   const left = 44, top = 6, W = left + layers.length * cell + 4, H = top + heads * cell + 40;
-  const svg = canvas("map", Math.max(W, 700), H, NAMES[state.quantity]);
+  const svg = canvas("map", Math.max(W, 1040), H, NAMES[state.quantity]);
   const values = layers.map((layer) => Array.from({ length: layer.heads }, (_, h) => lookup(layer, state.quantity, h, state.place)));
   const flat = values.flat().filter((v) => v !== null), log = SCALED_BY_LOG.has(state.quantity);
   const low = Math.min(...flat), high = Math.max(...flat), floor = log ? Math.max(low, high * 1e-6) : low;
@@ -268,7 +268,7 @@ function theme(name) { document.documentElement.dataset.theme = name; }
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 const shown = layers[measured[0] ?? 0];
-$("facts").textContent = `${data.model.class} · ${grouped(data.model.parameters)} parameters · ${layers.length} layers, width ${data.model.width}` +
+$("facts").textContent = `${data.model.source} · ${data.model.class} · ${grouped(data.model.parameters)} parameters · ${layers.length} layers, width ${data.model.width}` +
   (measured.length ? ` · ${shown.heads} query / ${shown.kv_heads} key-value heads of ${shown.qk_dim} / ${shown.v_dim}` : "") +
   ` · measured on ${grouped(data.text.tokens)} tokens of ${data.text.name}` + data.notes.map((note) => ` · ${note}`).join("");
 $("made").textContent = `Made by headwise ${data.versions.headwise} with torch ${data.versions.torch} and transformers ${data.versions.transformers}, seed ${data.seed}. Every definition and number is in profile.json.`;

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -29,6 +29,7 @@ from headwise.steps.inspect.summarise import layer_profile, layer_tensors
 from headwise.steps.inspect.work import Work, write_tensors
 
 SPECTRAL_TOKENS = 2048  # spectra of whole attention maps are taken on the first batches only
+DEFAULT_TEXT = resources.files(__name__) / "text" / "default.txt"
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
 
@@ -139,7 +140,7 @@ def _calibration(
         return file_calibration(model, source, inputs, tokens)
     if texts:
         return text_calibration(model, shape, source, "\n\n".join(map(_read, texts)), _name(texts), tokens, lengths)
-    text = (resources.files(__name__) / "text" / "default.txt").read_text(encoding="utf-8")
+    text = DEFAULT_TEXT.read_text(encoding="utf-8")
     return text_calibration(model, shape, source, text, "headwise's default text", tokens, lengths)
 
 
@@ -160,7 +161,7 @@ def _name(texts: list[str]) -> str:
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:
     """The model where it runs best: on an accelerator if there is one, on a CPU in float32."""
-    return model.to("cuda") if torch.cuda.is_available() else model.float()
+    return cast(Any, model).to("cuda") if torch.cuda.is_available() else model.float()
 
 
 def _check_output(output: Path) -> None:

@@ -79,9 +79,7 @@ class Collector:
             if not layer.heads:
                 continue
             G = layer.kv_heads
-            self.units[i] = key_units(
-                by_group(sums.mean("q_moment"), G), centred_keys(sums), layout_of(site, layer)
-            )
+            self.units[i] = key_units(by_group(sums.mean("q_moment"), G), centred_keys(sums), layout_of(site, layer))
             output = by_group(output_gram(site, layer), G)
             self.bases[i] = weighted_basis(output, by_group(sums.mean("out_moment"), G))
 

@@ -54,9 +54,7 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     }
     values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
     causal = site.cache == "tokens"
-    return LayerProfile(
-        site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values
-    )
+    return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values)
 
 
 def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:

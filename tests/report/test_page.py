@@ -1,0 +1,172 @@
+"""The page in a real browser: it loads offline without a complaint, and does what a person asks of it."""
+
+import os
+import random
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from headwise.records.allocation import allocate, lots_of
+from headwise.records.profile import QUANTITIES, Profile
+from headwise.report.page import render, write_page
+from headwise.report.summary import sentence
+from headwise.steps.inspect import inspect
+from tests.tiny import tiny
+from tests.tokens import save_tokenizer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium here: apt-get install chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    tiny("llama", head_dim=32, num_hidden_layers=5, num_attention_heads=8).save_pretrained(folder / "model")
+    save_tokenizer(folder / "model")
+    inspect(str(folder / "model"), folder / "run", tokens=256, lengths=(16, 32, 64))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser, profile):
+    context = browser.new_context(viewport={"width": 1180, "height": 900})
+    opened = context.new_page()
+    complaints, requests = [], []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.goto((profile / "report.html").as_uri())
+    yield opened
+    assert complaints == []
+    assert requests == [(profile / "report.html").as_uri()]
+    context.close()
+
+
+@needs_browser
+def test_it_says_what_was_measured(page, profile):
+    assert page.inner_text("h1") == "model"
+    assert page.inner_text(".lead") == sentence(Profile.load(profile / "profile.json"))
+    assert page.locator("#map rect[data-head]").count() == 40
+
+
+@needs_browser
+def test_the_slider_plans_as_the_planner_does(page, profile):
+    lots = lots_of(Profile.load(profile / "profile.json"))
+    full = sum(lot.price * (len(lot.damage) - 1) for lot in lots)
+    before = page.inner_text("#damage")
+    for keep in (100, 90, 61, 40, 25):
+        page.locator("#keep").fill(str(keep))
+        widths = allocate(lots, keep / 100 * full)
+        shown = {
+            kind: [int(bar.get_attribute("data-width")) for bar in page.locator(f"#widths [data-kind={kind}]").all()]
+            for kind in ("qk", "v")
+        }
+        assert shown == {
+            kind: [width for lot, width in zip(lots, widths, strict=True) if lot.kind == kind] for kind in ("qk", "v")
+        }
+        damage = sum(lot.damage[width] for lot, width in zip(lots, widths, strict=True))
+        assert float(page.inner_text("#damage").split()[0]) == pytest.approx(damage, rel=0.02, abs=1e-9)
+        assert f"--keep-kv {keep / 100:.2f}" in page.inner_text("#command")
+    assert page.inner_text("#damage") != before
+    # 5 layers x 2 key/value heads x (32 + 32) x 2 bytes at 128 tokens
+    page.locator("#keep").fill("100")
+    assert page.inner_text("#bytes") == "160 KiB of 160 KiB"
+
+
+@needs_browser
+def test_the_slider_by_keyboard(page):
+    page.focus("#keep")
+    before = page.input_value("#keep")
+    page.keyboard.press("ArrowLeft")
+    assert int(page.input_value("#keep")) == int(before) - 1
+
+
+@needs_browser
+def test_heads_are_chosen_by_mouse_and_keyboard(page):
+    page.locator('#map rect[data-layer="3"][data-head="2"]').click()
+    assert page.inner_text("#head-title").startswith("Layer 3, head 2 (key/value head 0)")
+    spectrum = page.locator("#qk polyline").last.get_attribute("points")
+    page.focus("#map")
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    assert page.inner_text("#head-title").startswith("Layer 4, head 4 (key/value head 1)")
+    assert page.locator("#qk polyline").last.get_attribute("points") != spectrum
+
+
+@needs_browser
+def test_every_quantity_can_be_shown(page):
+    options = page.locator("#quantity option").all()
+    assert len(options) > 15
+    for option in options:
+        name = option.get_attribute("value")
+        page.select_option("#quantity", name)
+        assert page.inner_text("#definition") == QUANTITIES[name].text
+        for place in range(page.locator("#place option").count()):
+            page.select_option("#place", index=place)
+            assert re.search(r": -?\d", page.inner_text("#where"))
+
+
+@needs_browser
+def test_light_dark_and_a_screenshot(page, tmp_path):
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert (tmp_path / "page.png").stat().st_size > 50_000
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@needs_browser
+def test_latent_attention_has_no_slider(browser, tmp_path):
+    tiny("deepseek_v3").save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    inspect(str(tmp_path / "model"), tmp_path / "run", tokens=64, lengths=(16, 32))
+    opened = browser.new_page()
+    complaints = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.goto((tmp_path / "run" / "report.html").as_uri())
+    assert "cannot be cut" in opened.inner_text("#budget") and complaints == []
+    opened.close()
+
+
+def test_a_name_cannot_break_out_of_the_page(profile):
+    measured = Profile.load(profile / "profile.json")
+    nasty = "x</script><script>alert(1)</script>"
+    text = render(replace(measured, model={**measured.model, "source": nasty}, text={**measured.text, "name": nasty}))
+    assert "<script>alert(1)" not in text
+
+
+def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
+    """32 layers of 32 heads of 128, with numbers that do not compress."""
+    measured = Profile.load(profile / "profile.json")
+    sizes = {"head": 32, "group": 8, "value": 128, "share": 3, "length": 5, "tolerance": 3, "width": 3, "pair": 64}
+    sizes |= {"unit": 128, "dim": 129}
+
+    def fill(axes):
+        return [fill(axes[1:]) for _ in range(sizes[axes[0]])] if axes else round(random.random(), 5)
+
+    values = {name: fill(quantity.axes) for name, quantity in QUANTITIES.items()}
+    layer = replace(
+        measured.layers[0], lengths=(64, 128, 256, 512, 1024), widths=(32, 64, 96), v_widths=(32, 64, 96), values=values
+    )
+    shape = replace(measured.shape.layers[0], heads=32, kv_heads=8, qk_dim=128, v_dim=128, rotary=128)
+    large = replace(measured, layers=(layer,) * 32, shape=replace(measured.shape, layers=(shape,) * 32))
+    write_page(large, tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 3_000_000
