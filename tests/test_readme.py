@@ -49,7 +49,15 @@ def test_the_two_commands_are_on_the_first_screen():
 
 
 def test_every_linked_file_is_there():
-    for document in ("README.md", "CONTRIBUTING.md", "docs/formats.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "docs/formats.md", "docs/inspect.md"):
         text = (ROOT / document).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (ROOT / document).parent.joinpath(target).exists(), target
+
+
+def test_every_quantity_is_defined_in_the_docs():
+    from headwise.records.profile import QUANTITIES
+
+    text = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
+    for name, quantity in QUANTITIES.items():
+        assert f"| `{name}` | {', '.join(quantity.axes)} | {quantity.text} |" in text, name

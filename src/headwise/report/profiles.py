@@ -43,10 +43,10 @@ def print_profile(profile: Profile, console: Console | None = None) -> None:
     console.print(table)
     longest = max((length for layer in profile.layers for length in layer.lengths), default=0)
     console.print(
-        "\nMedians over the heads of a layer. dims: hold 90 % of the energy on the text (by the weights alone). Ranks as "
-        f"shares of the length, Jacobian (softmax sharpness) and share on the first token at {longest:,} tokens. slope: "
-        "of the Jacobian against length, -1 is 1/L. twins: heads that share 80 % of their attention with another. 3/4: "
-        "predicted loss, in nats per output, of keeping three quarters of the width.",
+        "\nMedians over the heads of a layer. dims: hold 90 % of the energy on the text (by the weights alone). "
+        f"Ranks as shares of the length, Jacobian (softmax sharpness) and share on the first token at {longest:,} "
+        "tokens. slope: of the Jacobian against length, -1 is 1/L. twins: heads that share 80 % of their attention "
+        "with another. 3/4: predicted loss, in nats per output, of keeping three quarters of the width.",
         highlight=False,
         style="dim",
     )

@@ -28,8 +28,8 @@ def sentence(profile: Profile) -> str:
         flat = sum(value > FLAT for value in exponents) / len(exponents)
         steep = sum(value < STEEP for value in exponents) / len(exponents)
         parts.append(
-            f"From {lengths[0]:,} to {lengths[-1]:,} tokens the softmax of {_percent(flat)} of the heads stays about as "
-            f"sharp; {_percent(steep)} fade like 1/L."
+            f"From {lengths[0]:,} to {lengths[-1]:,} tokens the softmax of {_percent(flat)} of the heads stays about "
+            f"as sharp; {_percent(steep)} fade like 1/L."
         )
     first = median(_all(layers, "first_token", -1))
     if layers[0].causal:
