@@ -4,8 +4,8 @@
 
 Everything is measured in one run on one machine. The straightforward way (svdvals of every attention map, eigvalsh of
 explicit Jacobians, SVD of each D x D product) would take days on all of it, so it is timed on a stated sample (four
-layers of one window; four rows for each head and length) beside ours on the very same sample, values compared, and its
-time for everything that `inspect` measures is extrapolated from that.
+layers of one window; sixteen rows for each head and length) beside ours on the very same sample, values compared, and
+its time for everything that `inspect` measures is extrapolated from that.
 """
 
 import sys
@@ -37,7 +37,7 @@ from headwise.steps.demo import demo_model
 from headwise.steps.inspect import DEFAULT_TEXT, SPECTRAL_TOKENS, inspect
 
 LAYERS = (0, 10, 20, 29)
-ROWS = 4
+ROWS = 16
 LENGTHS = (64, 128, 256, 512, 1024)
 
 

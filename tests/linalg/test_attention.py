@@ -6,7 +6,7 @@ import torch
 from headwise.linalg.attention import Attention
 from headwise.linalg.coordinates import Layout, key_units
 from headwise.linalg.maps import add_conditioning, add_maps, add_overlap, at
-from headwise.linalg.masks import add_fisher, block_sums, key_gradients, value_gradients
+from headwise.linalg.masks import add_fisher, block_sums, coherence, key_gradients, value_gradients
 from headwise.linalg.spectra import weighted_basis
 from headwise.linalg.sums import Sums
 
@@ -172,9 +172,11 @@ def test_mask_gradients_are_those_of_real_masks():
     assert torch.allclose(v, by_sample(v_mask), atol=1e-3, rtol=1e-3)
     assert torch.allclose(heads, by_sample(h_mask), atol=1e-3, rtol=1e-3)
     sums = Sums()
-    add_fisher(sums, [qk, v, heads], outputs=B * T)
+    add_fisher(sums, [qk, v, heads], sequences=B, outputs=B * T)
     flat = torch.cat([qk.flatten(1), v.flatten(1), heads], dim=1).double()
     assert torch.allclose(sums.mean("fisher").diagonal(), flat.square().sum(0) / (B * T))
+    whole, _ = value_gradients(seen.out_BTHV, masked.grad, basis, T)
+    assert torch.allclose(coherence(sums)[1], whole.square().sum().double() / v.square().sum(), rtol=1e-4)
 
 
 def test_block_sums_keep_a_shorter_last_block():

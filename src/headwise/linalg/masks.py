@@ -39,7 +39,19 @@ def block_sums(parts_BNTU: Tensor, block: int) -> Tensor:
     return torch.cat([piece.sum(2) for piece in pieces])
 
 
-def add_fisher(sums: Sums, samples: list[Tensor], outputs: int) -> None:
-    """Add the Fisher information of all masks of a layer, (N, N) per output, from samples (n, ...) of each kind."""
+def add_fisher(sums: Sums, samples: list[Tensor], sequences: int, outputs: int) -> None:
+    """Add the Fisher information of all masks of a layer, (N, N) per output, from samples (n, ...) of each kind.
+
+    Blocks of one sequence are counted as if they were independent, for the sake of many samples. How far that is wrong
+    is added up beside it, one number for each kind: squared sums over whole sequences, and over blocks.
+    """
     flat = torch.cat([sample.flatten(1) for sample in samples], dim=1).double()
     sums.add("fisher", flat.T @ flat, outputs)
+    wholes = [sample.unflatten(0, (-1, sequences)).sum(0) for sample in samples]
+    for name, parts in (("whole", wholes), ("blocks", samples)):
+        sums.add(name, torch.stack([part.double().square().sum() for part in parts]), outputs)
+
+
+def coherence(sums: Sums) -> Tensor:
+    """By how much whole sequences feel the masks of each kind more than their blocks, counted as independent, would."""
+    return sums.mean("whole") / sums.mean("blocks").clamp(min=torch.finfo(torch.float64).tiny)

@@ -25,7 +25,7 @@ class Quantity:
 
 
 # Axes: head (query head), group (key/value head), value (one singular value, largest first), share (0.9, 0.95, 0.99),
-# length, tolerance, width, pair, unit, dim (0 ... full width).
+# length, tolerance, width, pair, unit, kind (key units, value directions, heads), dim (0 ... full width).
 QUANTITIES: dict[str, Quantity] = {
     "qk_weight_spectrum": Quantity(
         ("head", "value"), "Singular values of the query-key product W_q W_k^T, from the weights alone."
@@ -111,6 +111,11 @@ QUANTITIES: dict[str, Quantity] = {
     "conditioning_gaussian": Quantity(
         ("length",),
         "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / |sqrt(hd) - sqrt(n)|.",
+    ),
+    "coherence": Quantity(
+        ("kind",),
+        "Squared mask gradients of whole windows over those of their blocks of 128 tokens, for key units, value "
+        "directions and heads: what the damages below were multiplied with (1 where windows are not cut into blocks).",
     ),
     "head_damage": Quantity(
         ("head",),

@@ -26,6 +26,7 @@ from headwise.records.shape import LayerShape, ModelShape
 
 CUTS = (0.25, 0.5, 0.75)
 CUT_ROWS = 64
+MASKS = ("qk", "v", "head")
 WIDTH_STEP = 4
 
 
@@ -113,8 +114,8 @@ class Collector:
         samples: dict[str, Tensor] = {}
 
         def finish() -> None:
-            if len(samples) == 3:  # noqa: PLR2004
-                add_fisher(self.sums[i], [samples["qk"], samples["v"], samples["head"]], self.outputs)
+            if len(samples) == len(MASKS):
+                add_fisher(self.sums[i], [samples[name] for name in MASKS], len(k), self.outputs)
 
         def see_out(gradient: Tensor) -> None:
             samples["v"], samples["head"] = value_gradients(out, gradient, self.bases[i], block)

@@ -13,6 +13,7 @@ from headwise.families.sites import Site
 from headwise.families.weights import read_attention
 from headwise.linalg.coordinates import Units
 from headwise.linalg.maps import at
+from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
 from headwise.records.profile import SHARES, LayerProfile, rounded
@@ -171,7 +172,9 @@ def _damage(sums: Sums, layer: LayerShape, units: Units, basis: Basis) -> dict[s
     """Half the Fisher information of every mask, and curves of damage against width."""
     half = sums.mean("fisher").diagonal() / 2
     G, U, V = layer.kv_heads, units.energy_GU.shape[1], layer.v_dim
-    qk, v, heads = half.split([G * U, G * V, layer.heads])
+    together = coherence(sums)
+    kinds = half.split([G * U, G * V, layer.heads])
+    qk, v, heads = (kind * factor for kind, factor in zip(kinds, together, strict=True))
     qk_GU, v_GV = qk.view(G, U), v.view(G, V)
     P = len(units.layout.pairs_P2)
     pairs, free, values = (_cut_curve(part) for part in (qk_GU[:, :P], qk_GU[:, P:], v_GV))
@@ -183,6 +186,7 @@ def _damage(sums: Sums, layer: LayerShape, units: Units, basis: Basis) -> dict[s
         curve.append(None if best is None else best[0])
         kept_pairs.append(0 if best is None else best[1])
     return {
+        "coherence": together,
         "head_damage": heads,
         "qk_unit_damage": qk_GU,
         "v_unit_damage": v_GV,
