@@ -28,7 +28,7 @@ from headwise.steps.inspect.collect import Collector
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
 from headwise.steps.inspect.work import Work, write_tensors
 
-SPECTRAL_TOKENS = 2048  # spectra of whole attention maps are taken on the first batches only
+SPECTRAL_TOKENS = 1024  # spectra of whole attention maps, the dearest part, are taken on the first batches only
 DEFAULT_TEXT = resources.files(__name__) / "text" / "default.txt"
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
