@@ -124,17 +124,18 @@ def plan(
         float | None, typer.Option(help="Share of the attention weights to keep, for models without a cache.")
     ] = None,
     multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 8,
+    context: Annotated[int | None, typer.Option(help="Tokens in the cache, for models with sliding windows.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose widths for every layer that answer a budget where it is felt least, from a profile."""
     from headwise.report.plans import print_plan
     from headwise.steps.plan import make_plan
 
-    made, predicted = make_plan(profile, output, keep_kv, keep_attention_params, multiple_of)
+    made, measured = make_plan(profile, output, keep_kv, keep_attention_params, multiple_of, context)
     if as_json:
         typer.echo(output.read_text(encoding="utf-8").rstrip())
     else:
-        print_plan(made, predicted)
+        print_plan(made, measured)
         typer.echo(f"\n{output}")
 
 
@@ -173,7 +174,7 @@ def demo() -> None:
     typer.echo()
     typer.echo(continue_text(folder, "The capital of France is Paris, and the capital of Germany is"))
     typer.echo("\nMeasuring its attention on 1,024 tokens; headwise inspect takes 8,192 by default ...", err=True)
-    inspect(folder, tokens=1024, lengths="64,128,256,512")
+    inspect(folder, tokens=1024, lengths="64,128,256,512", output=Path("headwise-demo"))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

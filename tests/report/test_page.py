@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from headwise.records.allocation import allocate, lots_of
@@ -67,7 +68,7 @@ def test_it_says_what_was_measured(page, profile):
 
 @needs_browser
 def test_the_slider_plans_as_the_planner_does(page, profile):
-    lots = lots_of(Profile.load(profile / "profile.json"))
+    lots = lots_of(Profile.load(profile / "profile.json"), "kv", 128)
     full = sum(lot.price * (len(lot.damage) - 1) for lot in lots)
     before = page.inner_text("#damage")
     for keep in (100, 90, 61, 40, 25):
@@ -142,7 +143,29 @@ def test_latent_attention_has_no_slider(browser, tmp_path):
     complaints = []
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.goto((tmp_path / "run" / "report.html").as_uri())
-    assert "cannot be cut" in opened.inner_text("#budget") and complaints == []
+    assert "Nothing here can be cut" in opened.inner_text("#budget") and complaints == []
+    opened.close()
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["bert", "whisper", "gemma3_text", "one layer"])
+def test_other_models_load_without_a_complaint(name, browser, tmp_path):
+    model = tiny("llama", num_hidden_layers=1) if name == "one layer" else tiny(name)
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    given = {"tokens": 64, "lengths": (16, 32)}
+    if name == "whisper":
+        np.savez(tmp_path / "sound.npz", input_features=np.random.default_rng(0).random((3, 8, 40), dtype=np.float32))
+        given = {"inputs": tmp_path / "sound.npz", "tokens": 60}
+    inspect(str(tmp_path / "model"), tmp_path / "run", **given)
+    opened = browser.new_page()
+    complaints = []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.goto((tmp_path / "run" / "report.html").as_uri())
+    option = "--keep-attention-params" if name == "bert" else "--keep-kv"
+    assert option in opened.inner_text("#command") and complaints == []
+    assert "NaN" not in opened.content().split('<script type="application/json"')[0]
     opened.close()
 
 

@@ -17,7 +17,8 @@ from headwise.records.errors import InputError
 from headwise.records.shape import ModelShape
 
 DEFAULT_LENGTHS = (64, 128, 256, 512, 1024)
-SHORTEST = 8
+SHORTEST, LONGEST = 8, 4096  # a single map of the longest takes 64 MB, and a few of them are needed at once
+CHARACTERS = 16  # of text for each token that is wanted; more of it is not read into tokens
 TOKENS_AT_ONCE = 1024
 SPOKEN_TOKENS = 64  # that a speech model says itself where nobody gives it a transcript
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -69,7 +70,7 @@ def text_calibration(
     if model.main_input_name != "input_ids":
         kind = "pictures" if model.main_input_name == "pixel_values" else model.main_input_name
         raise InputError(f"{source} reads {kind}, not text: give --inputs with a folder of pictures or a .npz file.")
-    ids, before, after = _tokenize(source, text)
+    ids, before, after = _tokenize(source, _thinned(text, tokens))
     if not ids:
         raise InputError(f"{name} holds no text.")
     around = len(before) + len(after)
@@ -85,39 +86,44 @@ def text_calibration(
     plan = [(lengths[-1], lengths)] if causal else [(length, (length,)) for length in reversed(lengths)]
     batches = []
     for length, seen in plan:
-        for start in range(0, count, max(1, TOKENS_AT_ONCE // length)):
-            rows = [
-                before + window[: length - around] + after
-                for window in windows[start : start + max(1, TOKENS_AT_ONCE // length)]
-            ]
-            batch = torch.tensor(rows)
+        step = 1 if _one_by_one(model) else max(1, TOKENS_AT_ONCE // length)
+        for start in range(0, count, step):
+            group = windows[start : start + step]
+            batch = torch.tensor([before + window[: length - around] + after for window in group])
             batches.append(Batch({"input_ids": batch}, batch.numel(), seen, main=length == lengths[-1]))
     return Calibration(tuple(batches), name, notes)
 
 
 def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
-    arrays = _pictures(source, path) if path.is_dir() else _arrays(path)
+    arrays = _pictures(source, path, tokens) if path.is_dir() else _arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
-    main = arrays.pop(name)
-    if not len(main):
+    if not len(arrays[name]):
         raise InputError(f"{path} holds no {name}.")
-    count = len(main)
-    one = _tokens_of(model, {name: main[:1]})
-    used = min(count, max(1, tokens // one))
+    arrays = {key: array.to(model.dtype) if array.is_floating_point() else array for key, array in arrays.items()}
+    one = _tokens_of(model, arrays[name][:1])
+    used = min(len(arrays[name]), max(1, tokens // one))
     notes = [] if used * one >= tokens - one else [f"{path} gives {used * one:,} tokens instead of {tokens:,}."]
-    step = max(1, TOKENS_AT_ONCE // one)
+    step = 1 if model.config.is_encoder_decoder else max(1, TOKENS_AT_ONCE // one)
     batches = []
     for start in range(0, used, step):
-        rows = slice(start, min(start + step, used))
-        inputs = {name: main[rows], **{other: array[rows] for other, array in arrays.items()}}
+        inputs = {key: array[start : min(start + step, used)] for key, array in arrays.items()}
         if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
-            said = min(SPOKEN_TOKENS, cast(int, model.config.max_target_positions) - 2)
-            inputs["decoder_input_ids"] = cast(Any, model).generate(main[rows], max_new_tokens=said, do_sample=False)
-        batches.append(Batch(inputs, one * main[rows].shape[0], ()))
+            inputs["decoder_input_ids"] = _own_words(model, inputs[name], path)
+        batches.append(Batch(inputs, one * len(inputs[name]), ()))
     return Calibration(tuple(batches), str(path), notes)
+
+
+def _own_words(model: PreTrainedModel, sound: Tensor, path: Path) -> Tensor:
+    """What a speech model says to ``sound``, from its start token on, where nobody gives it a transcript."""
+    if not hasattr(model, "generate"):
+        raise InputError(f"{path} holds no decoder_input_ids, and a model without a head cannot say them itself.")
+    said = min(SPOKEN_TOKENS, cast(int, model.config.max_target_positions) - 2)
+    ids = cast(Any, model).generate(sound, max_new_tokens=said, do_sample=False)
+    start = model.config.decoder_start_token_id
+    return ids if ids[0, 0] == start else torch.cat((torch.tensor([[start]]), ids), dim=1)
 
 
 def _lengths(
@@ -126,6 +132,8 @@ def _lengths(
     lengths = sorted(set(asked or DEFAULT_LENGTHS))
     if lengths[0] < SHORTEST:
         raise InputError(f"A length of {lengths[0]} is too short to measure; the shortest is {SHORTEST}.")
+    if lengths[-1] > LONGEST:
+        raise InputError(f"A length of {lengths[-1]:,} is asked for; attention maps are looked at up to {LONGEST:,}.")
     if asked and lengths[-1] > longest:
         raise InputError(f"A length of {lengths[-1]:,} is asked for, but the model was made for {longest:,} tokens.")
     fitting = [length for length in lengths if length <= min(longest, available, max(tokens, SHORTEST))]
@@ -144,22 +152,36 @@ def _lengths(
     return tuple(fitting), notes
 
 
+def _thinned(text: str, tokens: int) -> str:
+    """A text much longer than needed cut down to pieces from all over it."""
+    wanted = CHARACTERS * tokens
+    if len(text) <= 4 * wanted:
+        return text
+    starts = np.linspace(0, len(text) - wanted // 16, 16).astype(int)
+    return "\n".join(text[start : start + wanted // 16] for start in starts)
+
+
+def _one_by_one(model: PreTrainedModel) -> bool:
+    """Decoders that classify sequences find the end of one by its padding, and some have none."""
+    return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
+
+
 def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
     """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
     try:
-        tokenizer = cast(Any, AutoTokenizer.from_pretrained(source))
+        tokenizer = cast(Any, AutoTokenizer.from_pretrained(str(Path(source).expanduser())))
     except Exception as error:
         raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
     plain = tokenizer("word", add_special_tokens=False)["input_ids"]
     full = tokenizer("word")["input_ids"]
-    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+    start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)
     tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids, full[:start], full[start + len(plain) :]
+    return (ids, [], []) if start is None else (ids, full[:start], full[start + len(plain) :])
 
 
-def _pictures(source: str, folder: Path) -> dict[str, Tensor]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
+def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
     if not files:
         raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
     try:
@@ -167,7 +189,7 @@ def _pictures(source: str, folder: Path) -> dict[str, Tensor]:
     except ImportError:
         raise InputError("Reading pictures needs pillow: pip install pillow.") from None
     try:
-        processor = cast(Any, AutoImageProcessor.from_pretrained(source))
+        processor = cast(Any, AutoImageProcessor.from_pretrained(str(Path(source).expanduser())))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"The image processor of {source} cannot be opened: {reason}") from error
@@ -192,7 +214,7 @@ def _arrays(path: Path) -> dict[str, Tensor]:
     return {name: array.float() if array.is_floating_point() else array.long() for name, array in found.items()}
 
 
-def _tokens_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> int:
+def _tokens_of(model: PreTrainedModel, one: Tensor) -> int:
     """Tokens the (first) attention stack makes of one input."""
     seen: list[int] = []
     block = sites_of(model)[0].block
@@ -200,10 +222,12 @@ def _tokens_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> int:
         lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
         with_kwargs=True,
     )
-    extra = {"decoder_input_ids": torch.zeros(1, 1, dtype=torch.long)} if model.config.is_encoder_decoder else {}
+    inputs = {model.main_input_name: one}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.zeros(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
-            model(**inputs, **extra)
+            model(**inputs)
     except Exception as error:
         raise InputError(f"The model does not take these inputs: {' '.join(str(error).split())[:200]}") from error
     finally:

@@ -20,6 +20,7 @@ from headwise.records.files import read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300
+FILES = (".json", ".safetensors", ".gguf", ".bin", ".pt")  # Hub ids may have dots too: Qwen2.5-0.5B
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -36,7 +37,7 @@ def open_config(source: str) -> PreTrainedConfig:
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
         if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
             family_of(content["model_type"])
-    elif path.suffix or source.startswith((".", "/", "~")) or source.count("/") > 1:
+    elif path.suffix in FILES or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise InputError(f"There is no file or folder {source}.")
     try:
         config = AutoConfig.from_pretrained(str(path) if path.is_file() else source)

@@ -12,8 +12,8 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     """Backpropagate ``-log p(y)`` with ``y`` drawn from the model's own output.
 
     The squared gradients of this loss are Fisher information: how fast the output's KL divergence grows. Models with a
-    head draw classes or tokens; models without one draw from a normal distribution around their last hidden state,
-    whose variance is that of the state, so that the loss is half the relative square error.
+    head draw classes or tokens; models without one draw from a normal distribution around their output whose variance
+    is its mean square, so that the loss is half the relative square error.
     """
     name, output = next(iter(outputs.items()))
     generator = torch.Generator(device=output.device).manual_seed(seed)
@@ -33,6 +33,5 @@ def _class_score(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 def _normal_score(state: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(state.shape, generator=generator, device=state.device)
-    centred = state.detach().float() - state.detach().float().mean(dim=tuple(range(state.ndim - 1)), keepdim=True)
-    energy = centred.square().sum(-1).mean()
-    return (noise / energy.sqrt().clamp(min=torch.finfo(torch.float32).tiny)).to(state.dtype)
+    size = state.detach().float().square().sum(-1).mean().sqrt()
+    return (noise / size.clamp(min=1e-12)).to(state.dtype)

@@ -19,18 +19,18 @@ CAUSAL_BLOCK = 128  # tokens summed into one gradient sample; longer sums would 
 
 def key_gradients(k_BGSK: Tensor, grad_BGSK: Tensor, mean_GK: Tensor, units: Units, block: int) -> Tensor:
     """Mask gradients of the key units, (samples, G, U); keys about their mean, which no softmax feels."""
-    centred = k_BGSK.float() - mean_GK[:, None].to(k_BGSK)
+    centred = (k_BGSK.double() - mean_GK[:, None].to(k_BGSK.device)).float()
     return block_sums(units.parts(grad_BGSK.float(), centred), block)
 
 
 def value_gradients(out_BTHV: Tensor, grad_BTHV: Tensor, basis: Basis, block: int) -> tuple[Tensor, Tensor]:
-    """Mask gradients of the value directions of each group, (samples, G, V), and of whole heads, (samples, H)."""
+    """Mask gradients of the value directions of each group, (samples, G, V), and of whole heads, (samples, H, 1)."""
     H, G = out_BTHV.shape[2], basis.values_NR.shape[0]
     out, grad = (t.float().transpose(1, 2).unflatten(1, (G, H // G)) for t in (out_BTHV, grad_BTHV))
     directions, duals = (t[:, None].to(out) for t in (basis.directions_NRR, basis.duals_NRR))
     parts_BGhTV = (out @ duals) * (grad @ directions)
     sums = block_sums(parts_BGhTV.flatten(1, 2), block).unflatten(1, (G, H // G))
-    return sums.sum(2), sums.sum(-1).flatten(1)
+    return sums.sum(2), sums.sum(-1).flatten(1)[..., None]
 
 
 def block_sums(parts_BNTU: Tensor, block: int) -> Tensor:
@@ -39,19 +39,21 @@ def block_sums(parts_BNTU: Tensor, block: int) -> Tensor:
     return torch.cat([piece.sum(2) for piece in pieces])
 
 
-def add_fisher(sums: Sums, samples: list[Tensor], sequences: int, outputs: int) -> None:
-    """Add the Fisher information of all masks of a layer, (N, N) per output, from samples (n, ...) of each kind.
+def add_fisher(sums: Sums, samples: dict[str, Tensor], sequences: int, outputs: int) -> None:
+    """Add the Fisher information per output of the masks of each kind, from samples (n, groups, units).
 
-    Blocks of one sequence are counted as if they were independent, for the sake of many samples. How far that is wrong
-    is added up beside it, one number for each kind: squared sums over whole sequences, and over blocks.
+    A matrix for each group: units of different groups and kinds would need far more samples than there are. Blocks of
+    one sequence are counted as if they were independent, for the sake of many samples; how far that is wrong is added
+    up beside it, as squared sums over whole sequences and over blocks.
     """
-    flat = torch.cat([sample.flatten(1) for sample in samples], dim=1).double()
-    sums.add("fisher", flat.T @ flat, outputs)
-    wholes = [sample.unflatten(0, (-1, sequences)).sum(0) for sample in samples]
-    for name, parts in (("whole", wholes), ("blocks", samples)):
-        sums.add(name, torch.stack([part.double().square().sum() for part in parts]), outputs)
+    for kind, sample in samples.items():
+        parts = sample.double()
+        sums.add(f"{kind}_fisher", torch.einsum("ngu,ngw->guw", parts, parts), outputs)
+        whole = parts.unflatten(0, (-1, sequences)).sum(0)
+        sums.add(f"{kind}_whole", whole.square().sum(), outputs)
+        sums.add(f"{kind}_blocks", parts.square().sum(), outputs)
 
 
-def coherence(sums: Sums) -> Tensor:
-    """By how much whole sequences feel the masks of each kind more than their blocks, counted as independent, would."""
-    return sums.mean("whole") / sums.mean("blocks").clamp(min=torch.finfo(torch.float64).tiny)
+def coherence(sums: Sums, kind: str) -> Tensor:
+    """By how much whole sequences feel the masks of a kind more than their blocks, counted as independent, would."""
+    return sums.mean(f"{kind}_whole") / sums.mean(f"{kind}_blocks").clamp(min=torch.finfo(torch.float64).tiny)

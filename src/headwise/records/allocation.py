@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from headwise.records.errors import InputError
 from headwise.records.profile import Profile
+
+Budget = Literal["kv", "parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +61,29 @@ def allocate(lots: Sequence[Lot], budget: float, multiple: int = 8) -> list[int]
     return [widths[i] for widths, i in zip(offers, chosen, strict=True)]
 
 
-def lots_of(profile: Profile) -> list[Lot]:
-    """What can be cut of a profiled model: widths of every layer that has any, latent attention apart.
+def lots_of(profile: Profile, budget: Budget, context: int) -> list[Lot]:
+    """What can be cut of a profiled model, latent attention apart. What cannot be is offered at its full width only.
 
-    The price of a dimension is what it takes in the KV cache; of layers without one, what it would take.
+    The price of a dimension is what it takes in the KV cache after ``context`` tokens, or in weights.
     """
-    lots = []
-    for index, (layer, measured) in enumerate(zip(profile.shape.layers, profile.layers, strict=True)):
-        if not layer.heads or layer.latent or "qk_damage" not in measured.values:
+    shape, lots = profile.shape, []
+    for index, (layer, measured) in enumerate(zip(shape.layers, profile.layers, strict=True)):
+        if not measured.values or layer.latent or (budget == "kv" and layer.cache == "none"):
             continue
-        if layer.norm != "affine":
-            lots.append(Lot(index, "qk", measured.values["qk_damage"], layer.kv_heads))
-        lots.append(Lot(index, "v", measured.values["v_damage"], layer.kv_heads))
+        if budget == "kv":
+            price = layer.kv_heads * layer.cached_tokens(context, shape.source_tokens) / context
+        else:
+            price = float(layer.heads + layer.kv_heads)
+        queries = measured.values["qk_damage"]
+        if layer.norm == "affine":
+            queries = [None] * layer.qk_dim + [0.0]
+        lots += [Lot(index, "qk", queries, price), Lot(index, "v", measured.values["v_damage"], price)]
     return lots
+
+
+def default_budget(profile: Profile) -> Budget:
+    """What there is to save: the KV cache, or the weights of models without one."""
+    return "kv" if any(layer.cached_per_token for layer in profile.shape.layers) else "parameters"
 
 
 def _at(lot: Lot, width: int) -> float:

@@ -52,6 +52,17 @@ QUANTITIES: dict[str, Quantity] = {
         ("group", "share"), "qk_data_dims of all query heads of a key/value head together: what its cache must hold."
     ),
     "vo_group_dims": Quantity(("group", "share"), "vo_data_dims of all query heads of a key/value head together."),
+    "qk_group_spectrum": Quantity(
+        ("group", "value"), "qk_data_spectrum of all query heads of a key/value head together (stacked)."
+    ),
+    "vo_group_spectrum": Quantity(
+        ("group", "value"), "vo_data_spectrum of all query heads of a key/value head together (stacked)."
+    ),
+    "rope_pair_dims": Quantity(
+        ("group", "share"),
+        "Dimensions of whole RoPE pairs, strongest first, that hold 90, 95, 99 % of rope_pair_energy squared: what a "
+        "cut that keeps frequencies apart can reach, unlike qk_group_dims.",
+    ),
     "rope_pair_energy": Quantity(
         ("group", "pair"),
         "Root mean square that each RoPE pair adds to the logits of a key/value head's queries, keys about their mean.",
@@ -63,13 +74,13 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "numerical_rank": Quantity(
         ("head", "length", "tolerance"),
-        "Singular values of the attention map above 0.1, 0.01, 0.001 of the largest (on the first windows only).",
+        "Singular values of the attention map above 0.1, 0.01, 0.001 of the largest (on a sample of windows).",
     ),
     "effective_rank": Quantity(
-        ("head", "length"), "Exponential of the entropy of the map's normalised singular values (first windows only)."
+        ("head", "length"), "Exponential of the entropy of the map's normalised singular values (a sample of windows)."
     ),
     "stable_rank": Quantity(
-        ("head", "length"), "Squared Frobenius norm over squared spectral norm of the map (first windows only)."
+        ("head", "length"), "Squared Frobenius norm over squared spectral norm of the map (a sample of windows)."
     ),
     "jacobian_mean": Quantity(
         ("head", "length"),
@@ -106,11 +117,12 @@ QUANTITIES: dict[str, Quantity] = {
     "conditioning": Quantity(
         ("length",),
         "Condition number of the layer's concatenated head outputs (tokens x heads v_dim), geometric mean over the "
-        "first windows; values near 1e8 mean singular in float32.",
+        "sampled windows; values near 1e8 mean singular in float32.",
     ),
     "conditioning_gaussian": Quantity(
         ("length",),
-        "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / |sqrt(hd) - sqrt(n)|.",
+        "The same of a matrix of independent Gaussian numbers: (sqrt(hd) + sqrt(n)) / "
+        "abs(sqrt(hd) - sqrt(n)), at most that of a square one, 4.65 min(n, hd).",
     ),
     "coherence": Quantity(
         ("kind",),
@@ -215,7 +227,10 @@ def _read_shape(reader: Reader) -> ModelShape:
 
 def _read_layer_shape(row: Reader) -> LayerShape:
     row.only(*(item.name for item in fields(LayerShape)))
-    content = dict(row.content)
-    if row.has("latent"):
-        content["latent"] = Latent(**row.mapping("latent"))
-    return LayerShape(**content)
+    try:
+        content = dict(row.content)
+        if row.has("latent"):
+            content["latent"] = Latent(**row.mapping("latent"))
+        return LayerShape(**content)
+    except TypeError as error:
+        raise row.error(f"expected the shape of a layer ({error})") from None

@@ -17,6 +17,9 @@ def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> 
         table.add_column(name, justify="left" if name == "layer" else "right")
     for index, (layer, shape) in enumerate(zip(plan.layers, profile.shape.layers, strict=True)):
         values = profile.layers[index].values
+        if not values:
+            table.add_row(str(index), "-", "-", "-")
+            continue
         cost = sum(
             values[name][width] or 0.0 for name, width in (("qk_damage", layer.qk_dim), ("v_damage", layer.v_dim))
         )

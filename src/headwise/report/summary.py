@@ -22,9 +22,10 @@ def sentence(profile: Profile) -> str:
         f"On this text the median head holds 90 % of its query-key energy in {qk:.0f} of {shape.qk_dim} dimensions "
         f"(its weights alone would say {qk_weights:.0f}) and 90 % of its output in {v:.0f} of {shape.v_dim}."
     )
-    exponents = [value for layer in layers for value in layer.values.get("jacobian_exponent", ())]
+    fitted = [layer for layer in layers if "jacobian_exponent" in layer.values]
+    exponents = [value for layer in fitted for value in layer.values["jacobian_exponent"]]
     if exponents:
-        lengths = layers[0].lengths
+        lengths = fitted[0].lengths
         flat = sum(value > FLAT for value in exponents) / len(exponents)
         steep = sum(value < STEEP for value in exponents) / len(exponents)
         parts.append(

@@ -5,27 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from headwise.records.allocation import allocate, lots_of
+from headwise.records.allocation import Budget, allocate, default_budget, lots_of
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
 
+DEFAULT_CONTEXT = 8192
+
 
 def make_plan(
-    source: Path, output: Path, keep_kv: float | None, keep_attention_params: float | None, multiple: int = 8
+    source: Path,
+    output: Path,
+    keep_kv: float | None,
+    keep_attention_params: float | None,
+    multiple: int = 8,
+    context: int | None = None,
 ) -> tuple[Plan, Profile]:
-    """Write the plan that keeps the asked share at the least predicted damage; return it and its profile."""
+    """Write the plan that keeps the asked share at the least predicted damage; return it and its profile.
+
+    ``context`` matters where layers with a window cache fewer tokens than others; by default what the model was made
+    for, up to 8,192.
+    """
     profile = Profile.load(source / "profile.json" if source.is_dir() else source)
     name, share = _budget(keep_kv, keep_attention_params)
     if multiple < 1:
         raise InputError(f"Widths cannot be multiples of {multiple}.")
-    lots = lots_of(profile)
-    if not lots:
-        raise InputError("This model has nothing to plan: latent attention (MLA) cannot be reduced.")
-    if name == "keep_kv" and not any(layer.cache == "tokens" for layer in profile.shape.layers):
+    budget: Budget = "kv" if name == "keep_kv" else "parameters"
+    if budget == "kv" and default_budget(profile) != "kv":
         raise InputError("This model has no KV cache; use --keep-attention-params.")
-    # A dimension of a layer takes its share of cache and of weights in the same proportion.
+    lots = lots_of(profile, budget, context or min(DEFAULT_CONTEXT, profile.shape.max_tokens))
+    if not lots:
+        raise InputError("This model has nothing to plan: its attention is latent (MLA) or was removed.")
     full = sum(lot.price * (len(lot.damage) - 1) for lot in lots)
     widths = allocate(lots, share * full, multiple)
     layers = [LayerPlan.full(layer) for layer in profile.shape.layers]

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise.records.allocation import lots_of
+from headwise.records.allocation import default_budget, lots_of
 from headwise.records.files import write_text
 from headwise.records.profile import QUANTITIES, LayerProfile, Profile
 from headwise.report.summary import sentence
@@ -43,7 +43,7 @@ BY_HEAD = (
     "head_damage",
 )
 SPECTRA = ("qk_weight_spectrum", "qk_data_spectrum", "vo_weight_spectrum", "vo_data_spectrum")
-BY_LAYER = ("conditioning", "conditioning_gaussian", "rope_pair_energy")
+BY_LAYER = ("conditioning", "conditioning_gaussian", "rope_pair_energy", "rope_pair_dims")
 
 
 def write_page(profile: Profile, path: Path) -> None:
@@ -67,7 +67,7 @@ def page_data(profile: Profile) -> dict[str, Any]:
     """What the page needs of a profile, in few bytes."""
     shape = profile.shape
     return {
-        "model": {**profile.model, "family": shape.family, "width": shape.width, "max_tokens": shape.max_tokens},
+        "model": {**profile.model, "width": shape.width, "max_tokens": shape.max_tokens},
         "text": dict(profile.text),
         "versions": dict(profile.versions),
         "notes": list(profile.notes),
@@ -75,21 +75,21 @@ def page_data(profile: Profile) -> dict[str, Any]:
         "definitions": {name: QUANTITIES[name].text for name in (*BY_HEAD, *SPECTRA, *BY_LAYER)},
         "layers": [_layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)],
         "lots": [
-            {"layer": lot.layer, "kind": lot.kind, "damage": _short(list(lot.damage)), "price": lot.price}
-            for lot in lots_of(profile)
+            {"layer": lot.layer, "kind": lot.kind, "damage": list(lot.damage)}
+            for lot in lots_of(profile, default_budget(profile), max(1, shape.max_tokens))
         ],
-        "cached": sum(layer.cached_per_token for layer in shape.layers if layer.cache == "tokens"),
+        "budget": default_budget(profile),
+        "source_tokens": shape.source_tokens,
         "decades": DECADES,
     }
 
 
 def _layer(layer: LayerProfile, dims: dict[str, Any]) -> dict[str, Any]:
-    kept = ("heads", "kv_heads", "qk_dim", "v_dim", "cache", "rotary", "window")
+    kept = ("heads", "kv_heads", "qk_dim", "v_dim", "cache", "window")
     values = {name: _short(layer.values[name]) for name in (*BY_HEAD, *BY_LAYER) if name in layer.values}
     spectra = {name: [_packed(s) for s in layer.values[name]] for name in SPECTRA if name in layer.values}
     return {
         **{name: dims[name] for name in kept},
-        "path": layer.path,
         "causal": layer.causal,
         "lengths": layer.lengths,
         "widths": layer.widths,

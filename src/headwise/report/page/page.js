@@ -61,8 +61,8 @@ function plot(id, { label, series, xLabel, yLabel, xLog, yLog, xTicks, yRange, w
   if (!points.length) { draw(svg, "text", { x: left, y: H / 2 }, "not measured"); return; }
   const xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
   let [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = yRange || [Math.min(...ys), Math.max(...ys)];
-  if (x0 === x1) { x0 *= xLog ? 0.5 : 0.9; x1 *= xLog ? 2 : 1.1; }
-  if (y0 === y1) { y0 *= yLog ? 0.5 : 0.9; y1 = y1 * (yLog ? 2 : 1.1) || 1; }
+  if (x0 === x1) [x0, x1] = xLog ? [x0 / 2, x1 * 2] : [x0 - 0.5, x1 + 0.5];
+  if (y0 === y1) [y0, y1] = yLog ? [y0 / 2, y1 * 2] : [y0 - 0.5, y1 + 0.5];
   if (!yLog && !yRange) y0 = Math.min(0, y0);
   const map = (v, a, b, log) => log ? (Math.log(v) - Math.log(a)) / (Math.log(b) - Math.log(a)) : (v - a) / (b - a);
   const X = (x) => left + map(x, x0, x1, xLog) * (W - left - right), Y = (y) => H - bottom - map(y, y0, y1, yLog) * (H - bottom - top);
@@ -97,14 +97,14 @@ const NAMES = {
   cut_rows: "Attention moved when queries and keys are cut", cut_output: "Output error when queries and keys are cut", vo_cut_output: "Output error when values are cut",
   head_damage: "Predicted damage of removing the head (nats)",
 };
+const CUTS = ["a quarter of the width", "half the width", "three quarters of the width"];
 const BY_LENGTH = new Set(["jacobian_mean", "jacobian_p95", "logit_spread", "hard_rank", "effective_rank", "stable_rank", "entropy", "first_token"]);
 const lengths = [...new Set(layers.flatMap((layer) => layer.lengths))].sort((a, b) => a - b);
 function places(name) {
   if (name.endsWith("_dims")) return SHARES.map((s) => s + " of the energy");
   if (BY_LENGTH.has(name)) return lengths.map((n) => grouped(n) + " tokens");
   if (name === "numerical_rank") return lengths.flatMap((n) => TOLERANCES.map((t) => `${grouped(n)} tokens, tolerance ${t}`));
-  const widths = layers[measured[0]][name === "vo_cut_output" ? "v_widths" : "widths"];
-  return name.includes("cut_") ? widths.map((w) => `${w} dimensions`) : [];
+  return name.includes("cut_") ? CUTS.slice(0, layers[measured[0]].values[name]?.[0].length) : [];
 }
 function lookup(layer, name, head, place) {
   const value = layer.values[name]?.[head];
@@ -121,6 +121,7 @@ function drawMap() {
   const svg = canvas("map", Math.max(W, 1040), H, NAMES[state.quantity]);
   const values = layers.map((layer) => Array.from({ length: layer.heads }, (_, h) => lookup(layer, state.quantity, h, state.place)));
   const flat = values.flat().filter((v) => v !== null), log = SCALED_BY_LOG.has(state.quantity);
+  if (!flat.length) flat.push(0);
   const low = Math.min(...flat), high = Math.max(...flat), floor = log ? Math.max(low, high * 1e-6) : low;
   const level = (v) => high === low ? 0.5 : log ? (Math.log(Math.max(v, floor)) - Math.log(floor)) / (Math.log(high) - Math.log(floor) || 1) : (v - low) / (high - low);
   values.forEach((column, l) => column.forEach((value, h) => {
@@ -141,10 +142,11 @@ function drawMap() {
   $("where").textContent = `Layer ${state.layer}, head ${state.head}: ${plain(value)}. Click a cell or use the arrow keys.`;
 }
 function choose(layer, head) {
-  const l = Math.min(Math.max(layer, 0), layers.length - 1);
-  if (!layers[l].values.head_damage) return;
-  state.layer = l;
-  state.head = Math.min(Math.max(head, 0), layers[l].heads - 1);
+  const way = Math.sign(layer - state.layer);
+  while (way && layers[layer] && !layers[layer].values.head_damage) layer += way; // past layers without attention
+  if (!layers[layer]?.values.head_damage) return;
+  state.layer = layer;
+  state.head = Math.min(Math.max(head, 0), layers[layer].heads - 1);
   drawMap(); drawHead();
 }
 function chooseQuantity(name) {
@@ -165,6 +167,10 @@ function drawHead() {
     plot(kind, { label: kind === "qk" ? "Query-key spectrum" : "Value-output spectrum", xLabel: "dimension", yLabel: "singular value / largest", yLog: true, yRange: [1e-4, 1], series: [
       { name: `weights alone: ${v[kind + "_weight_dims"][h][0]} hold 90 %`, points: values(kind + "_weight_spectrum"), colour: "orange", dash: "6 4" },
       { name: `on the text: ${v[kind + "_data_dims"][h][0]}`, points: values(kind + "_data_spectrum"), colour: "blue" }] });
+  const group = Math.floor(h * layer.kv_heads / layer.heads), energies = v.rope_pair_energy?.[group];
+  $("pairs-figure").hidden = !energies;
+  if (energies) plot("pairs", { label: "Energy by RoPE pair", xLabel: "RoPE pair, fastest first", yLabel: "logit (root mean square)", width: 1040, height: 260, series: [
+    { name: `whole pairs for 90 / 95 / 99 %: ${v.rope_pair_dims[group].join(" / ")} dimensions`, points: energies.map((y, p) => [p, y]), colour: "blue" }] });
   const at = (name) => layer.lengths.map((n, i) => [n, v[name]?.[h]?.[i] ?? null]);
   const norms = at("jacobian_mean"), median = layer.lengths.map((n, i) => [n, middle(v.jacobian_mean.map((row) => row[i]))]);
   plot("jacobian", { label: "Jacobian norm against length", xLabel: "tokens", yLabel: "norm", xLog: true, yLog: true, xTicks: layer.lengths, series: [
@@ -195,11 +201,9 @@ function drawHead() {
 const middle = (values) => { const v = values.filter((x) => x !== null).sort((a, b) => a - b); return v.length ? (v[(v.length - 1) >> 1] + v[v.length >> 1]) / 2 : null; };
 
 function drawCondition() {
-  const at = (name) => measured.map((i) => { const v = layers[i].values[name].filter((x) => x !== null); return [i, v.length ? v[v.length - 1] : null]; });
-  const measuredAt = at("conditioning");
-  const gaussian = measured.map((i) => { const n = layers[i].values.conditioning.findLastIndex((x) => x !== null); return [i, layers[i].values.conditioning_gaussian[n] ?? null]; });
+  const longest = (name) => measured.map((i) => [i, layers[i].values[name][layers[i].values.conditioning.findLastIndex((x) => x !== null)] ?? null]);
   plot("condition", { label: "Condition number by layer", xLabel: "layer", yLabel: "condition number", yLog: true, width: 1040, series: [
-    { name: "measured", points: measuredAt, colour: "blue" }, { name: "independent Gaussian heads", points: gaussian, colour: "orange", dash: "6 4" }] });
+    { name: "measured", points: longest("conditioning"), colour: "blue" }, { name: "independent Gaussian heads", points: longest("conditioning_gaussian"), colour: "orange", dash: "6 4" }] });
   $("condition-hint").textContent = data.definitions.conditioning;
 }
 
@@ -210,38 +214,52 @@ function offers(lot) {
   for (let w = Math.floor((full - 1) / MULTIPLE) * MULTIPLE; w >= MULTIPLE; w -= MULTIPLE) if (lot.damage[w] !== null) widths.push(w);
   return widths;
 }
-function allocate(lots, budget) {
-  const widths = lots.map(offers), chosen = lots.map(() => 0);
-  let spent = lots.reduce((sum, lot, i) => sum + lot.price * widths[i][0], 0);
-  while (spent > budget * (1 + 1e-9)) {
-    let best = -1, rate = Infinity;
-    lots.forEach((lot, i) => {
-      if (chosen[i] + 1 >= widths[i].length) return;
-      const now = widths[i][chosen[i]], after = widths[i][chosen[i] + 1], r = (lot.damage[after] - lot.damage[now]) / (lot.price * (now - after));
-      if (r < rate) { rate = r; best = i; }
-    });
-    if (best < 0) break;
-    spent -= lots[best].price * (widths[best][chosen[best]] - widths[best][chosen[best] + 1]);
-    chosen[best] += 1;
-  }
-  return { widths: widths.map((w, i) => w[chosen[i]]), spent };
+const kv = data.budget === "kv";
+/** Tokens a layer's cache holds: all, those in its window, or those of the source of a cross attention. */
+function cached(layer, context) {
+  if (layer.cache === "none") return 0;
+  if (layer.cache === "source") return data.source_tokens;
+  return layer.window ? Math.min(context, layer.window - 1) : context;
 }
-const decoder = data.cached > 0;
+function price(lot, context) {
+  const layer = layers[lot.layer];
+  return kv ? layer.kv_heads * cached(layer, context) / context : layer.heads + layer.kv_heads;
+}
+function allocate(keep, context) {
+  const lots = data.lots.map((lot) => ({ ...lot, widths: offers(lot), price: price(lot, context), chosen: 0 }));
+  const full = lots.reduce((sum, lot) => sum + lot.price * lot.widths[0], 0);
+  let spent = full;
+  while (spent > keep * full * (1 + 1e-9)) {
+    let best = null, rate = Infinity;
+    for (const lot of lots) {
+      if (lot.chosen + 1 >= lot.widths.length) continue;
+      const [now, after] = lot.widths.slice(lot.chosen, lot.chosen + 2), r = (lot.damage[after] - lot.damage[now]) / (lot.price * (now - after));
+      if (r < rate) { rate = r; best = lot; }
+    }
+    if (!best) break;
+    spent -= best.price * (best.widths[best.chosen] - best.widths[best.chosen + 1]);
+    best.chosen += 1;
+  }
+  for (const lot of lots) lot.width = lot.widths[lot.chosen];
+  return { lots, share: spent / full };
+}
 function drawBudget() {
-  const keep = Number($("keep").value) / 100, lots = data.lots, full = lots.reduce((sum, lot) => sum + lot.price * (lot.damage.length - 1), 0);
-  const { widths, spent } = allocate(lots, keep * full);
-  const damage = lots.reduce((sum, lot, i) => sum + lot.damage[widths[i]], 0);
-  $("keep-value").textContent = percent(spent / full);
-  $("damage").innerHTML = `${plain(damage)} nats <small>${decoder ? `perplexity × ${Math.exp(damage).toFixed(3)}` : "per output"}</small>`;
-  const share = (kind) => { let kept = 0, all = 0; lots.forEach((lot, i) => { if (lot.kind === kind) { kept += lot.price * widths[i]; all += lot.price * (lot.damage.length - 1); } }); return percent(kept / all); };
-  $("kept-qk").textContent = share("qk"); $("kept-v").textContent = share("v");
-  const context = Number($("context").value), batch = Number($("batch").value);
-  const bytes = (width) => layers.reduce((sum, layer, l) => sum + (layer.cache !== "tokens" ? 0 : 2 * batch * layer.kv_heads * width(l, layer) * (layer.window ? Math.min(context, layer.window - 1) : context)), 0);
+  const keep = Number($("keep").value) / 100, context = Number($("context").value), batch = Number($("batch").value);
+  const { lots, share } = allocate(keep, context);
+  const damage = lots.reduce((sum, lot) => sum + lot.damage[lot.width], 0);
+  $("keep-value").textContent = percent(share);
+  $("keep").setAttribute("aria-valuetext", `${percent(share)}, predicted damage ${plain(damage)} nats`);
+  $("damage").innerHTML = `${plain(damage)} nats <small>${kv ? `perplexity × ${Math.exp(damage).toFixed(3)}` : "per output"}</small>`;
+  for (const kind of ["qk", "v"]) {
+    const mine = lots.filter((lot) => lot.kind === kind), sum = (width) => mine.reduce((total, lot) => total + lot.price * width(lot), 0);
+    $("kept-" + kind).textContent = percent(sum((lot) => lot.width) / (sum((lot) => lot.widths[0]) || 1));
+  }
   const chosen = layers.map((layer) => ({ qk: layer.qk_dim, v: layer.v_dim }));
-  lots.forEach((lot, i) => { chosen[lot.layer][lot.kind] = widths[i]; });
-  if (decoder) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].qk + chosen[l].v))} <small>of ${size(bytes((l, layer) => layer.qk_dim + layer.v_dim))}</small>`;
-  const option = decoder ? "--keep-kv" : "--keep-attention-params";
-  $("command").textContent = `headwise plan profile.json ${option} ${keep.toFixed(2)} -o plan.json`;
+  for (const lot of lots) chosen[lot.layer][lot.kind] = lot.width;
+  const bytes = (width) => layers.reduce((sum, layer, l) => sum + 2 * batch * layer.kv_heads * width(l, layer) * cached(layer, context), 0);
+  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].qk + chosen[l].v))} <small>of ${size(bytes((l, layer) => layer.qk_dim + layer.v_dim))}</small>`;
+  const windows = layers.some((layer) => layer.window) ? ` --context ${context}` : "";
+  $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${keep.toFixed(2)}${windows}` : `--keep-attention-params ${keep.toFixed(2)}`} -o plan.json`;
   drawWidths(chosen);
 }
 function drawWidths(chosen) {
@@ -288,9 +306,8 @@ if (data.lots.length) {
   const most = data.model.max_tokens, contexts = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072].filter((n) => n <= most);
   $("context").replaceChildren(...(contexts.length ? contexts : [most]).map((n) => new Option(grouped(n), n)));
   $("context").value = String((contexts.length ? contexts : [most]).slice(-1)[0]);
-  const cheapest = data.lots.reduce((sum, lot) => sum + lot.price * offers(lot).slice(-1)[0], 0) / data.lots.reduce((sum, lot) => sum + lot.price * (lot.damage.length - 1), 0);
-  $("keep").min = String(Math.ceil(100 * cheapest));
-  if (!decoder) {
+  $("keep").min = String(Math.ceil(100 * allocate(0, Number($("context").value)).share));
+  if (!kv) {
     $("budget-of").textContent = "attention width";
     for (const id of ["bytes", "context", "batch"]) $(id).parentElement.hidden = true;
   }
@@ -306,6 +323,6 @@ if (data.lots.length) {
   drawBudget();
 } else {
   const why = document.createElement("p");
-  why.textContent = "Latent attention (MLA) is measured but cannot be cut: its cache holds one latent for all heads.";
+  why.textContent = "Nothing here can be cut: the attention is latent (MLA), with one latent for all heads in the cache, or was removed.";
   $("budget").replaceChildren(why);
 }

@@ -28,7 +28,7 @@ from headwise.steps.inspect.collect import Collector
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
 from headwise.steps.inspect.work import Work, write_tensors
 
-SPECTRAL_TOKENS = 1024  # spectra of whole attention maps, the dearest part, are taken on the first batches only
+SPECTRAL_TOKENS = 1024  # spectra of whole attention maps are dear: taken on a few batches of each length only
 DEFAULT_TEXT = resources.files(__name__) / "text" / "default.txt"
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
@@ -56,8 +56,10 @@ def inspect(
         raise InputError(f"{tokens} tokens are asked for; at least 1 is needed.")
     if texts and inputs is not None:
         raise InputError("Give text or inputs, not both.")
-    _check_output(output)
-    model = _ready(open_model(source))
+    _check_output(output, source)
+    model = open_model(source)
+    if not torch.cuda.is_available():
+        model.float()  # half precision is slow on a CPU
     shape = shape_of(model)
     calibration = _calibration(model, shape, source, texts, inputs, tokens, lengths)
     settings = {
@@ -69,10 +71,13 @@ def inspect(
         "mask_block": CAUSAL_BLOCK,
     }
     inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
-    known = _known(output / PROFILE, inputs_hash)
+    known = _known(output, inputs_hash)
     if known is not None:
         return known
-    collector = _collect(model, shape, calibration, Work(output, inputs_hash), seed, progress)
+    if torch.cuda.is_available():
+        cast(Any, model).to("cuda")
+    work = Work(output, inputs_hash)
+    collector = _collect(model, shape, calibration, work, seed, progress)
     profile = Profile(
         model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
         shape=shape,
@@ -87,7 +92,7 @@ def inspect(
     write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
     write_page(profile, output / PAGE)
     profile.save(output / PROFILE)
-    Work(output, inputs_hash).finish()
+    work.finish()
     return profile
 
 
@@ -118,12 +123,15 @@ def _collect(
 
 
 def _spectral(calibration: Calibration) -> set[int]:
-    """Numbers of the batches whose maps get full spectra: of each length the first, up to a number of tokens."""
-    chosen, used = set(), {}
+    """Numbers of the batches whose maps get full spectra: of each length some from the middle of the text."""
+    by_length: dict[tuple[int, ...], list[int]] = {}
     for number, batch in enumerate(calibration.batches):
-        if used.get(batch.lengths, 0) < SPECTRAL_TOKENS:
-            chosen.add(number)
-            used[batch.lengths] = used.get(batch.lengths, 0) + batch.tokens
+        by_length.setdefault(batch.lengths, []).append(number)
+    chosen: set[int] = set()
+    for numbers in by_length.values():
+        count = max(1, SPECTRAL_TOKENS // max(1, calibration.batches[numbers[0]].tokens))
+        first = max(0, (len(numbers) - count) // 2)
+        chosen.update(numbers[first : first + count])
     return chosen
 
 
@@ -145,10 +153,9 @@ def _calibration(
 
 
 def _read(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
     try:
-        return Path(name).read_text(encoding="utf-8")
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8")
     except FileNotFoundError:
         raise InputError(f"There is no file {name}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -159,24 +166,28 @@ def _name(texts: list[str]) -> str:
     return ", ".join("standard input" if name == "-" else name for name in texts)
 
 
-def _ready(model: PreTrainedModel) -> PreTrainedModel:
-    """The model where it runs best: on an accelerator if there is one, on a CPU in float32."""
-    return cast(Any, model).to("cuda") if torch.cuda.is_available() else model.float()
-
-
-def _check_output(output: Path) -> None:
+def _check_output(output: Path, source: str) -> None:
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; give a folder.")
+    if output.resolve() == Path(source).expanduser().resolve():
+        raise InputError(f"{output} is the model's own folder; give another one with -o.")
 
 
-def _known(path: Path, inputs_hash: str) -> Profile | None:
-    if not path.exists():
+def _known(output: Path, inputs_hash: str) -> Profile | None:
+    """The finished profile in ``output``, if there is one of the same inputs."""
+    if not (output / PROFILE).exists():
         return None
-    profile = Profile.load(path)
+    profile = Profile.load(output / PROFILE)
     if profile.inputs_hash != inputs_hash:
         raise InputError(
-            f"{path} is a profile of another model, text or setting; give another folder with -o or remove it first."
+            f"{output} holds a profile of something else: {profile.model.get('source')} on "
+            f"{profile.settings.get('tokens')} tokens of {profile.text.get('name')}, by headwise "
+            f"{profile.versions.get('headwise')}. Give another folder with -o, or remove that one."
         )
+    if not (output / TENSORS).exists():
+        return None
+    if not (output / PAGE).exists():
+        write_page(profile, output / PAGE)
     return profile
 
 

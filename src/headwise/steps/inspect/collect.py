@@ -41,7 +41,7 @@ class Collector:
         self.index = {site.path: i for i, site in enumerate(self.sites)}
         self.units: dict[int, Units] = {}
         self.bases: dict[int, Basis] = {}
-        self.outputs = 0  # tokens (or pictures) whose labels the loss of the running batch adds up
+        self.grams: dict[int, Tensor] = {}
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -81,21 +81,23 @@ class Collector:
                 continue
             G = layer.kv_heads
             self.units[i] = key_units(by_group(sums.mean("q_moment"), G), centred_keys(sums), layout_of(site, layer))
-            output = by_group(output_gram(site, layer), G)
-            self.bases[i] = weighted_basis(output, by_group(sums.mean("out_moment"), G))
+            self.grams[i] = _output_gram(site, layer)
+            self.bases[i] = weighted_basis(by_group(self.grams[i], G), by_group(sums.mean("out_moment"), G))
 
     def differentiate(self, batch: Batch, seed: int) -> None:
         """Second pass: gradients of the masks on every unit, and what cut heads would do to rows and outputs."""
 
+        drawn: list[int] = []  # labels the loss adds up; known when the first block runs again
+
         def see(path: str, attention: Attention) -> None:
             if torch.is_grad_enabled():
-                self._add_gradients(self.index[path], attention)
+                self._add_gradients(self.index[path], attention, drawn[0])
                 with torch.no_grad():
                     self._add_cuts(self.index[path], attention)
 
         with frozen(self.model), watching(self.model, see), checkpointed(self.model), torch.enable_grad():
             outputs = self._run(batch)
-            self.outputs = outputs[0].shape[:-1].numel()
+            drawn.append(outputs[0].shape[:-1].numel())
             backward_from_own_output(outputs, seed)
 
     def _run(self, batch: Batch) -> Any:
@@ -107,15 +109,18 @@ class Collector:
         }
         return self.model(**inputs, **caching)
 
-    def _add_gradients(self, i: int, attention: Attention) -> None:
+    def _add_gradients(self, i: int, attention: Attention, outputs: int) -> None:
         # The hooks must not hold the tensors they hang on: that circle would keep the whole graph alive.
         k, out = attention.k_BGSK.detach(), attention.out_BTHV.detach()
         block = CAUSAL_BLOCK if attention.causal else max(out.shape[1], k.shape[2])
         samples: dict[str, Tensor] = {}
 
         def finish() -> None:
-            if len(samples) == len(MASKS):
-                add_fisher(self.sums[i], [samples[name] for name in MASKS], len(k), self.outputs)
+            if len(samples) < len(MASKS):
+                return
+            if not all(sample.isfinite().all() for sample in samples.values()):
+                raise InputError(f"The gradients in {self.sites[i].path} are NaN or infinite; try it in float32.")
+            add_fisher(self.sums[i], samples, len(k), outputs)
 
         def see_out(gradient: Tensor) -> None:
             samples["v"], samples["head"] = value_gradients(out, gradient, self.bases[i], block)
@@ -135,12 +140,13 @@ class Collector:
         a_BHTS = attention.logits(everyone, rows).softmax(-1)
         v_BHSV = attention.v_BGSV.repeat_interleave(layer.heads // layer.kv_heads, dim=1).float()
         out_BHTV = a_BHTS @ v_BHSV
-        gram_HVV = output_gram(self.sites[i], layer).to(out_BHTV)
+        gram_HVV = self.grams[i].to(out_BHTV)
         energy_H = _energy(out_BHTV, gram_HVV)
-        centred = attention.k_BGSK.float() - sums.mean("k_mean")[:, None].to(out_BHTV)
+        mean = sums.mean("k_mean")[:, None].to(out_BHTV)
+        centred = attention.k_BGSK.float() - mean
         for width in cut_widths(layer.qk_dim):
             projector = units.projector(units.strongest(width)).to(out_BHTV)
-            cut_BHTS = attention.logits(everyone, rows, centred @ projector.mT).softmax(-1)
+            cut_BHTS = attention.logits(everyone, rows, mean + centred @ projector.mT).softmax(-1)
             moved = (cut_BHTS - a_BHTS).abs().sum(-1).mul(0.5).mean(-1)
             sums.add(f"cut_rows@{width}", moved.sum(0), len(moved))
             sums.add(f"cut_output@{width}", _energy(cut_BHTS @ v_BHSV - out_BHTV, gram_HVV), 1)
@@ -158,7 +164,7 @@ def centred_keys(sums: Sums) -> Tensor:
     return sums.mean("k_moment") - mean[:, :, None] * mean[:, None, :]
 
 
-def output_gram(site: Site, layer: LayerShape) -> Tensor:
+def _output_gram(site: Site, layer: LayerShape) -> Tensor:
     """``W_o W_o^T`` of each head, (H, V, V): how much each value direction weighs in the residual stream."""
     w_o_HVD = read_attention(site, layer.rotary).w_o_HVD.detach().double()
     return (w_o_HVD @ w_o_HVD.mT).cpu()
@@ -176,11 +182,13 @@ def _energy(x_BHTV: Tensor, gram_HVV: Tensor) -> Tensor:
 
 
 def _add_moments(sums: Sums, attention: Attention) -> None:
-    q, k = attention.q_BHTK.float(), attention.k_BGSK.float()
-    out = attention.out_BTHV.float().transpose(1, 2)
+    q, k = attention.q_BHTK.double(), attention.k_BGSK.double()
+    out = attention.out_BTHV.double().transpose(1, 2)
     B, _, T, _ = q.shape
     S = k.shape[2]
-    sums.add("q_moment", (q.mT @ q).double().sum(0), B * T)
-    sums.add("k_moment", (k.mT @ k).double().sum(0), B * S)
-    sums.add("k_mean", k.double().sum((0, 2)), B * S)
-    sums.add("out_moment", (out.mT @ out).double().sum(0), B * T)
+    sums.add("q_moment", (q.mT @ q).sum(0), B * T)
+    sums.add("k_moment", (k.mT @ k).sum(0), B * S)
+    sums.add("k_mean", k.sum((0, 2)), B * S)
+    sums.add("out_moment", (out.mT @ out).sum(0), B * T)
+    sums.add("scale", torch.tensor(attention.scale), 1)  # some models scale their queries instead
+    sums.add("causal", torch.tensor(float(attention.causal)), 1)

@@ -18,7 +18,7 @@ from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weigh
 from headwise.linalg.sums import Sums
 from headwise.records.profile import SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
-from headwise.steps.inspect.collect import Collector, by_group, centred_keys, cut_widths, output_gram
+from headwise.steps.inspect.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 from headwise.theory.conditioning import gaussian_condition
 
 BY_LENGTH = (
@@ -41,20 +41,20 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     site, layer, sums = collector.sites[i], collector.layers[i], collector.sums[i]
     if not layer.heads:
         return LayerProfile(site.path, False, (), (), (), {})
-    units, basis = collector.units[i], collector.bases[i]
+    units, basis, gram = collector.units[i], collector.bases[i], collector.grams[i]
     lengths = _lengths(sums)
     found: dict[str, Any] = {
-        **_spectra(site, layer, sums),
-        "rope_pair_energy": _pair_energy(site, layer, units),
+        **_spectra(site, layer, sums, gram),
+        **_pairs(layer, sums, units),
         **_by_length(sums, lengths),
         **_twins(sums),
         **_cuts(sums, layer),
-        **_value_cuts(site, layer, sums, basis),
+        **_value_cuts(layer, sums, basis, gram),
         **_conditioning(sums, layer, lengths),
-        **_damage(sums, layer, units, basis),
+        **_damage(sums, layer, units),
     }
     values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
-    causal = site.cache == "tokens"
+    causal = bool(sums.mean("causal"))
     return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values)
 
 
@@ -68,7 +68,8 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "k_moment": sums.mean("k_moment"),
         "k_mean": sums.mean("k_mean"),
         "out_moment": sums.mean("out_moment"),
-        "fisher": sums.mean("fisher"),
+        "qk_fisher": sums.mean("qk_fisher"),
+        "v_fisher": sums.mean("v_fisher"),
         "qk_directions": free.directions_NRR,
         "qk_duals": free.duals_NRR,
         "v_directions": basis.directions_NRR,
@@ -82,30 +83,32 @@ def _lengths(sums: Sums) -> tuple[int, ...]:
     return tuple(sorted(int(name[len(start) :]) for name in sums.totals if name.startswith(start) and name[-1] != "#"))
 
 
-def _pair_energy(site: Site, layer: LayerShape, units: Units) -> Tensor:
-    per_head = read_attention(site, layer.rotary).scale * (layer.kv_heads / layer.heads) ** 0.5
-    return units.energy_GU[:, : len(units.layout.pairs_P2)] * per_head
+def _pairs(layer: LayerShape, sums: Sums, units: Units) -> dict[str, Tensor]:
+    per_head = sums.mean("scale") * (layer.kv_heads / layer.heads) ** 0.5
+    energy_GP = units.energy_GU[:, : len(units.layout.pairs_P2)] * per_head
+    if not energy_GP.shape[1]:
+        return {}
+    ordered = energy_GP.sort(dim=-1, descending=True).values
+    dims = torch.stack([2 * dims_holding(ordered, share) for share in SHARES], dim=-1)
+    return {"rope_pair_energy": energy_GP, "rope_pair_dims": dims}
 
 
-def _spectra(site: Site, layer: LayerShape, sums: Sums) -> dict[str, Tensor]:
+def _spectra(site: Site, layer: LayerShape, sums: Sums, gram_HVV: Tensor) -> dict[str, Tensor]:
     weights = read_attention(site, layer.rotary)
     G, per_group = layer.kv_heads, layer.heads // layer.kv_heads
     w_k, w_v = (w.detach().repeat_interleave(per_group, dim=0) for w in (weights.w_k_GKD, weights.w_v_GVD))
     q_HKK, k_GKK = sums.mean("q_moment"), centred_keys(sums)
-    gram_HVV, out_HVV = output_gram(site, layer), sums.mean("out_moment")
+    out_HVV, scale = sums.mean("out_moment"), sums.mean("scale")
     spectra = {
         "qk_weight": product_spectrum(weights.w_q_HKD.detach().mT, w_k.mT),
-        "qk_data": weighted_spectrum(q_HKK, k_GKK.repeat_interleave(per_group, dim=0)) * weights.scale,
+        "qk_data": weighted_spectrum(q_HKK, k_GKK.repeat_interleave(per_group, dim=0)) * scale,
         "vo_weight": product_spectrum(weights.w_o_HVD.detach().mT, w_v.mT),
         "vo_data": weighted_spectrum(gram_HVV, out_HVV),
     }
-    groups = {
-        "qk_group": weighted_spectrum(by_group(q_HKK, G), k_GKK),
-        "vo_group": weighted_spectrum(by_group(gram_HVV, G), by_group(out_HVV, G)),
-    }
+    spectra["qk_group"] = weighted_spectrum(by_group(q_HKK, G), k_GKK) * scale
+    spectra["vo_group"] = weighted_spectrum(by_group(gram_HVV, G), by_group(out_HVV, G))
     dims = {
-        f"{name}_dims": torch.stack([dims_holding(s, share) for share in SHARES], dim=-1)
-        for name, s in {**spectra, **groups}.items()
+        f"{name}_dims": torch.stack([dims_holding(s, share) for share in SHARES], dim=-1) for name, s in spectra.items()
     }
     return {**{f"{name}_spectrum": s for name, s in spectra.items()}, **dims}
 
@@ -142,12 +145,12 @@ def _cuts(sums: Sums, layer: LayerShape) -> dict[str, Any]:
     return {"cut_rows": rows, "cut_output": _relative(errors, sums.mean("cut_energy")[:, None])}
 
 
-def _value_cuts(site: Site, layer: LayerShape, sums: Sums, basis: Basis) -> dict[str, Tensor]:
+def _value_cuts(layer: LayerShape, sums: Sums, basis: Basis, gram: Tensor) -> dict[str, Tensor]:
     """Closed form: what the directions beyond a width hold of each head's output, and of its products with the rest."""
     widths, per_group = cut_widths(layer.v_dim), layer.heads // layer.kv_heads
     if not widths:
         return {}
-    gram, moment = output_gram(site, layer), sums.mean("out_moment")
+    moment = sums.mean("out_moment")
     directions, duals = (t.repeat_interleave(per_group, dim=0) for t in (basis.directions_NRR, basis.duals_NRR))
     errors = []
     for width in widths:
@@ -168,14 +171,12 @@ def _conditioning(sums: Sums, layer: LayerShape, lengths: tuple[int, ...]) -> di
     }
 
 
-def _damage(sums: Sums, layer: LayerShape, units: Units, basis: Basis) -> dict[str, Any]:
+def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
     """Half the Fisher information of every mask, and curves of damage against width."""
-    half = sums.mean("fisher").diagonal() / 2
-    G, U, V = layer.kv_heads, units.energy_GU.shape[1], layer.v_dim
-    together = coherence(sums)
-    kinds = half.split([G * U, G * V, layer.heads])
-    qk, v, heads = (kind * factor for kind, factor in zip(kinds, together, strict=True))
-    qk_GU, v_GV = qk.view(G, U), v.view(G, V)
+    together = {kind: coherence(sums, kind) for kind in MASKS}
+    qk_GU, v_GV, heads_H1 = (
+        sums.mean(f"{kind}_fisher").diagonal(dim1=-2, dim2=-1) / 2 * together[kind] for kind in MASKS
+    )
     P = len(units.layout.pairs_P2)
     pairs, free, values = (_cut_curve(part) for part in (qk_GU[:, :P], qk_GU[:, P:], v_GV))
     curve: list[float | None] = []
@@ -186,8 +187,8 @@ def _damage(sums: Sums, layer: LayerShape, units: Units, basis: Basis) -> dict[s
         curve.append(None if best is None else best[0])
         kept_pairs.append(0 if best is None else best[1])
     return {
-        "coherence": together,
-        "head_damage": heads,
+        "coherence": [factor.item() for factor in together.values()],
+        "head_damage": heads_H1[:, 0],
         "qk_unit_damage": qk_GU,
         "v_unit_damage": v_GV,
         "qk_damage": curve,
