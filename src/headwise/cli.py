@@ -39,6 +39,14 @@ class Form(StrEnum):
     per_layer = "per-layer"
 
 
+class Method(StrEnum):
+    """How the weights of a reduced model are found."""
+
+    auto = "auto"
+    weighted = "weighted"
+    svd = "svd"
+
+
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """How many attention heads, how wide and how deep a Transformer needs to be, and that model."""
@@ -147,18 +155,23 @@ def compress(
     form: Annotated[
         Form, typer.Option("--format", help="stock: no custom code; per-layer: any plan; auto: stock if possible.")
     ] = Form.auto,
+    method: Annotated[
+        Method, typer.Option(help="weighted: along measured directions; svd: by the weights alone, the papers' way.")
+    ] = Method.auto,
+    profile: Annotated[Path | None, typer.Option(help="Folder of the profile, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a model to a plan by its weights alone (joint truncated SVD, the papers' way) and save it, checked."""
+    """Cut a model to a plan and save it, checked: along what its profile measured, else by its weights alone."""
     with _importing():
         from headwise.steps.compress import compress as run
 
     command = shlex.join(["headwise", *sys.argv[1:]])
-    found = run(model, plan, output, form.value, command)
+    found = run(model, plan, output, form.value, command, method.value, profile)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        typer.echo(f"{output}: {found['class']}, reopened in a fresh process with the same outputs.")
+        how = "along measured directions" if found["method"] == "weighted" else "by the weights alone"
+        typer.echo(f"{output}: {found['class']}, cut {how}, reopened in a fresh process with the same outputs.")
 
 
 @app.command()

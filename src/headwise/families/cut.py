@@ -1,14 +1,15 @@
-"""Attention weights cut to a planned shape by the weights alone: what the papers do, and the baseline to beat.
+"""Attention weights cut to a planned shape, along directions that were measured or by the weights alone.
 
 Which RoPE pairs stay is decided before (`headwise.families.pairs`). Value and output, and query and key where no rotary
-position or norm stands between them, are truncated jointly, all query heads of a key/value head at once. Rotary
+position or norm stands between them, are cut jointly, all query heads of a key/value head at once: along the
+directions of a profile, or, the papers' way and the baseline to beat, by truncated SVD of their products. Rotary
 coordinates keep whole pairs. Biases ride along as one more input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,13 +21,28 @@ from headwise.records.plan import LayerPlan
 from headwise.records.shape import LayerShape
 
 
-def cut_attention(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
-    """The weights a layer keeps under ``plan``; a plan that keeps everything changes nothing."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Directions that stay, one per column, and their duals: values of each group, and its free query/key coordinates.
+
+    ``x -> directions duals^T x`` is what is left of a vector.
+    """
+
+    v_directions_GVR: Tensor
+    v_duals_GVR: Tensor
+    qk_directions_GFR: Tensor
+    qk_duals_GFR: Tensor
+
+
+def cut_attention(
+    weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, kept: Kept | None = None
+) -> AttentionWeights:
+    """The weights a layer keeps under ``plan``, along ``kept`` directions or by SVD; keeping all changes nothing."""
     weights = keep_heads(weights, plan, layer)
     if plan.v_dim < layer.v_dim:
-        weights = _cut_values(weights, plan.v_dim)
+        weights = _cut_values(weights, plan.v_dim) if kept is None else _project_values(weights, kept)
     if plan.qk_dim < layer.qk_dim:
-        weights = _cut_queries(weights, plan, layer)
+        weights = _cut_queries(weights, plan, layer, kept)
     return weights
 
 
@@ -107,24 +123,40 @@ def _cut_values(weights: AttentionWeights, v_dim: int) -> AttentionWeights:
     return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=_by_head(out, H))
 
 
-def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
+def _project_values(weights: AttentionWeights, kept: Kept) -> AttentionWeights:
+    directions, duals = (_like(t, weights.w_v_GVD) for t in (kept.v_directions_GVR, kept.v_duals_GVR))
+    w_v, b_v = _without_bias(duals.mT @ _with_bias(weights.w_v_GVD, weights.b_v_GV), weights.b_v_GV is not None)
+    per_head = directions.repeat_interleave(weights.w_o_HVD.shape[0] // directions.shape[0], dim=0)
+    return replace(weights, w_v_GVD=w_v, b_v_GV=b_v, w_o_HVD=per_head.mT @ weights.w_o_HVD)
+
+
+def _like(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor.to(device=other.device, dtype=other.dtype)
+
+
+def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, kept: Kept | None) -> AttentionWeights:
     H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
     pairs = plan.pairs(layer)
     turned = _kept_coordinates(plan, layer, weights.w_k_GKD.device)
     free, free_before = plan.qk_dim - 2 * pairs, layer.qk_dim - layer.rotary
-    kept = torch.arange(layer.rotary, layer.qk_dim, device=turned.device).expand(G, -1)
+    rest = torch.arange(layer.rotary, layer.qk_dim, device=turned.device).expand(G, -1)
     if weights.norm_q is not None:
         # Norms divide by all coordinates and weigh each: coordinates can be picked, not mixed.
-        return _pick_coordinates(weights, torch.cat((turned, kept[:, :free]), dim=1), pairs, layer)
-    picked = _pick_coordinates(weights, torch.cat((turned, kept), dim=1), pairs, layer)
+        return _pick_coordinates(weights, torch.cat((turned, rest[:, :free]), dim=1), pairs, layer)
+    picked = _pick_coordinates(weights, torch.cat((turned, rest), dim=1), pairs, layer)
     if free == free_before:
         return picked
     biased_q, biased_k = picked.b_q_HK is not None, picked.b_k_GK is not None
     q_turned, q_free = _with_bias(picked.w_q_HKD, picked.b_q_HK).split([2 * pairs, free_before], dim=1)
     k_turned, k_free = _with_bias(picked.w_k_GKD, picked.b_k_GK).split([2 * pairs, free_before], dim=1)
-    queries, keys = joint_truncate(by_group(q_free, G), k_free.mT, free)
-    w_q, b_q = _without_bias(torch.cat((q_turned, _by_head(queries, H)), dim=1), biased_q)
-    w_k, b_k = _without_bias(torch.cat((k_turned, keys.mT), dim=1), biased_k)
+    if kept is None:
+        rows, columns = joint_truncate(by_group(q_free, G), k_free.mT, free)
+        queries, keys = _by_head(rows, H), columns.mT
+    else:
+        directions, duals = (_like(t, k_free) for t in (kept.qk_directions_GFR, kept.qk_duals_GFR))
+        queries, keys = directions.repeat_interleave(H // G, dim=0).mT @ q_free, duals.mT @ k_free
+    w_q, b_q = _without_bias(torch.cat((q_turned, queries), dim=1), biased_q)
+    w_k, b_k = _without_bias(torch.cat((k_turned, keys), dim=1), biased_k)
     return replace(picked, w_q_HKD=w_q, w_k_GKD=w_k, b_q_HK=b_q, b_k_GK=b_k)
 
 

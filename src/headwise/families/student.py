@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.cut import cut_attention
+from headwise.families.cut import Kept, cut_attention
 from headwise.families.pairs import name_pairs
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
@@ -19,19 +19,19 @@ from headwise.families.stock import stock_config
 from headwise.families.student_config import own_class_of, stock_class_of, student_config
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.records.errors import InputError
-from headwise.records.plan import LayerPlan, Plan
-from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.plan import Plan
+from headwise.records.shape import ModelShape
 
-Reduce = Callable[[AttentionWeights, LayerPlan, LayerShape], AttentionWeights]
 Format = Literal["auto", "stock", "per-layer"]
 
 
 def build_student(
-    model: PreTrainedModel, plan: Plan, reduce: Reduce = cut_attention, *, form: Format = "auto"
+    model: PreTrainedModel, plan: Plan, *, kept: Mapping[int, Kept] | None = None, form: Format = "auto"
 ) -> PreTrainedModel:
     """A copy of ``model`` with the attention that ``plan`` asks for; ``model`` itself is left as it is.
 
-    ``reduce`` turns the weights of one layer into those of its planned shape. ``form`` "auto" gives a stock class of
+    ``kept`` holds, by number of the layer, the directions along which to cut (`headwise.families.measured`); layers
+    without any are cut by their weights alone. ``form`` "auto" gives a stock class of
     transformers where one can express the plan, "per-layer" headwise's own, "stock" raises where that is impossible.
     RoPE pairs that the plan does not name are chosen by `settle_plan`.
     """
@@ -46,7 +46,7 @@ def build_student(
     else:
         student = _empty(stock_class_of(model), stock, model.dtype)
     _rebuild_rotary(student, model.device)
-    _fill_attention(model, student, shape, plan, reduce)
+    _fill_attention(model, student, shape, plan, kept or {})
     _fill_rest(model, student, plan)
     if model.can_generate():
         student.generation_config = copy.deepcopy(model.generation_config)
@@ -73,18 +73,18 @@ def _rebuild_rotary(student: PreTrainedModel, device: torch.device) -> None:
 
 
 def _fill_attention(
-    model: PreTrainedModel, student: PreTrainedModel, shape: ModelShape, plan: Plan, reduce: Reduce
+    model: PreTrainedModel, student: PreTrainedModel, shape: ModelShape, plan: Plan, kept: Mapping[int, Kept]
 ) -> None:
-    old = zip(sites_of(model), shape.layers, plan.layers, strict=True)
-    kept = [(site, layer, change) for site, layer, change in old if not change.dropped]
-    for (site, layer, change), new in zip(kept, sites_of(student), strict=True):
+    old = enumerate(zip(sites_of(model), shape.layers, plan.layers, strict=True))
+    staying = [(index, *layer) for index, layer in old if not layer[2].dropped]
+    for (index, site, layer, change), new in zip(staying, sites_of(student), strict=True):
         if not change.heads or site.family.latent:
             continue
         weights = read_attention(site, layer.rotary)
         matrices = (weights.w_q_HKD, weights.w_k_GKD, weights.w_v_GVD, weights.w_o_HVD)
         if not all(torch.isfinite(matrix).all() for matrix in matrices):
             raise InputError(f"The attention weights of {site.path} are not all finite numbers.")
-        weights = reduce(weights, change, layer)
+        weights = cut_attention(weights, change, layer, kept.get(index))
         write_attention(new, weights if new.reduced else _for_stock(weights, float(new.module.scaling)))
 
 

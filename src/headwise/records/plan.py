@@ -130,7 +130,10 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For each layer what to keep, for which model it was made, the budget it answers and what was predicted."""
+    """For each layer what to keep, for which model it was made, the budget it answers and what was predicted.
+
+    ``profile`` names the folder of the measurements it was made from, if it was made from any.
+    """
 
     family: str
     width: int
@@ -138,9 +141,10 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     budget: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
+    profile: str = ""
 
     @classmethod
-    def make(cls, shape: ModelShape, layers: tuple[LayerPlan, ...], **facts: Mapping[str, Any]) -> Plan:
+    def make(cls, shape: ModelShape, layers: tuple[LayerPlan, ...], **facts: Any) -> Plan:
         """A checked plan for the model of ``shape``."""
         before = tuple((layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim) for layer in shape.layers)
         plan = cls(shape.family, shape.width, before, tuple(layers), **facts)
@@ -203,6 +207,7 @@ class Plan:
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             budget=reader.mapping("budget"),
             predicted=reader.mapping("predicted"),
+            profile=reader.text("profile") if reader.has("profile") else "",
         )
 
 

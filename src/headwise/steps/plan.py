@@ -27,7 +27,8 @@ def make_plan(
     ``context`` matters where layers with a window cache fewer tokens than others; by default what the model was made
     for, up to 8,192.
     """
-    profile = Profile.load(source / "profile.json" if source.is_dir() else source)
+    file = source / "profile.json" if source.is_dir() else source
+    profile = Profile.load(file)
     name, share = _budget(keep_kv, keep_attention_params)
     if multiple < 1:
         raise InputError(f"Widths cannot be multiples of {multiple}.")
@@ -46,7 +47,9 @@ def make_plan(
         layers[lot.layer] = _cut(layers[lot.layer], lot.kind, width, profile, lot.layer)
     kept = sum(lot.price * width for lot, width in zip(lots, widths, strict=True)) / full
     predicted = {"damage": damage, "kept": kept}
-    plan = Plan.make(profile.shape, tuple(layers), budget={name: share}, predicted=predicted)
+    plan = Plan.make(
+        profile.shape, tuple(layers), budget={name: share}, predicted=predicted, profile=str(file.parent.resolve())
+    )
     plan.save(output)
     return plan, profile
 
