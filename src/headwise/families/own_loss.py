@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROWS_AT_ONCE = 128  # drawing takes twice the memory of what is drawn from
+
 
 def backward_from_own_output(outputs: Any, seed: int) -> None:
     """Backpropagate ``-log p(y)`` with ``y`` drawn from the model's own output.
@@ -25,9 +27,9 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
 def _class_score(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Gradient of ``-log p(y)``: the probabilities, minus one at the class that was drawn."""
     score = logits.detach().float().softmax(-1)
-    flat = score.flatten(0, -2)
-    drawn = torch.multinomial(flat, 1, generator=generator)
-    flat.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=flat.dtype))
+    for rows in score.flatten(0, -2).split(ROWS_AT_ONCE):
+        drawn = torch.multinomial(rows, 1, generator=generator)
+        rows.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=rows.dtype))
     return score.to(logits.dtype)
 
 

@@ -11,7 +11,7 @@ from headwise.linalg.saturation import jacobian_norms
 from headwise.linalg.sums import Sums
 
 TOLERANCES = (1e-1, 1e-2, 1e-3)
-MAP_NUMBERS = 1 << 24  # numbers of attention maps held at once
+MAP_NUMBERS = 1 << 22  # numbers of attention maps held at once
 OVERLAP_ROWS = 64
 LONGEST_SPECTRUM = 2048
 SINGULAR = 1e-8
