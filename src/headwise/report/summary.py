@@ -22,6 +22,9 @@ def sentence(profile: Profile) -> str:
         f"On this text the median head holds 90 % of its query-key energy in {qk:.0f} of {shape.qk_dim} dimensions "
         f"(its weights alone would say {qk_weights:.0f}) and 90 % of its output in {v:.0f} of {shape.v_dim}."
     )
+    if shape.rotary == shape.qk_dim:
+        pairs = median(_all(layers, "rope_pair_dims", 0))
+        parts.append(f"Rotary positions keep pairs of dimensions apart: as whole pairs those 90 % need {pairs:.0f}.")
     fitted = [layer for layer in layers if "jacobian_exponent" in layer.values]
     exponents = [value for layer in fitted for value in layer.values["jacobian_exponent"]]
     if exponents:
