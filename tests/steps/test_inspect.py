@@ -243,7 +243,7 @@ def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells let background jobs ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - else a shell may ignore it
         )
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(stop)
