@@ -24,7 +24,7 @@ check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 bench: $(VENV)/.dev  ## every number of the docs, written to results/
 	$(BIN)/python benchmarks/attention_widths.py
 	$(BIN)/python benchmarks/cost_speed.py
-	$(BIN)/python benchmarks/inspect.py
+	$(BIN)/python benchmarks/inspect_speed.py
 	$(BIN)/python benchmarks/smollm2.py
 	$(BIN)/python benchmarks/student_speed.py
 

@@ -30,6 +30,7 @@ from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 
 SHARES = (0.875, 0.75, 0.5)
+SVD_SHARE = 0.75  # one is enough: the weights alone lose the model
 CALIBRATION_TOKENS = 8192
 
 
@@ -94,8 +95,9 @@ def main():
             even = uniform(profile, share)
             kept = kept_directions(profile.shape, even, tensors)
             measure("measured, uniform widths", share, build_student(model, even, kept=kept))
-            alone = replace(even, layers=tuple(replace(layer, rope_pairs=None) for layer in even.layers))
-            measure("weights alone, uniform widths", share, build_student(model, alone))
+            if share == SVD_SHARE:
+                alone = replace(even, layers=tuple(replace(layer, rope_pairs=None) for layer in even.layers))
+                measure("weights alone, uniform widths", share, build_student(model, alone))
     found = {
         "model": "SmolLM2-135M-Instruct, float32",
         "text": args.text.name,

@@ -1,16 +1,12 @@
 """`headwise inspect` on SmolLM2-135M: time against plain passes over the same tokens, memory, and the obvious way.
 
-    python benchmarks/inspect.py [--tokens 8192] [-o results/inspect.json]
+    python benchmarks/inspect_speed.py [--tokens 8192] [-o results/inspect_speed.json]
 
 Everything is measured in one run on one machine. The straightforward way (svdvals of every attention map, eigvalsh of
 explicit Jacobians, SVD of each D x D product) would take days on all of it, so it is timed on a stated sample (four
 layers of one window; sixteen rows for each head and length) beside ours on the very same sample, values compared, and
 its time for everything that `inspect` measures is extrapolated from that.
 """
-
-import sys
-
-sys.path.pop(0)  # the folder of this file, whose name would hide the standard library's
 
 import argparse
 import json
@@ -175,7 +171,7 @@ def extrapolate(slow, windows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("-o", "--output", type=Path, default=Path("results/inspect.json"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("results/inspect_speed.json"))
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
