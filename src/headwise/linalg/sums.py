@@ -11,8 +11,8 @@ COUNT = "#"
 class Sums:
     """Named running totals with their counts."""
 
-    def __init__(self, totals: dict[str, Tensor] | None = None) -> None:
-        self.totals = totals or {}
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
 
     def add(self, name: str, total: Tensor, count: float) -> None:
         """Add ``total``, a sum over ``count`` things, to what is there under ``name``."""
