@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from headwise.steps.demo import demo_model
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -14,19 +14,20 @@ BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", README, flags=re.DOTALL)
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return subprocess.run(["headwise", "demo"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
-
-
-def test_demo_prints_the_table_of_the_readme_and_a_sentence(demo):
+def test_demo_prints_the_table_of_the_readme_a_sentence_and_a_profile(tmp_path):
+    demo = subprocess.run(
+        ["headwise", "demo"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False
+    )
     assert demo.returncode == 0, demo.stderr
     table = re.search(r"```\n(layers .*?)```", README, flags=re.DOTALL)
     assert table and demo.stdout.startswith(table[1])
     assert "the capital of Germany is Berlin" in demo.stdout
+    assert "270 heads in 30 attention layers" in demo.stdout
+    assert (tmp_path / "headwise-demo" / "report.html").is_file()
 
 
-def test_everything_in_the_readme_runs(demo, tmp_path):
+def test_everything_in_the_readme_runs(tmp_path):
+    demo_model()  # where the README expects it
     assert len(BLOCKS) >= 4
     for language, code in BLOCKS:
         if language == "python":
