@@ -8,12 +8,13 @@ from importlib import import_module
 from typing import Any
 
 from headwise import registration
-from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, cost_of
+from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores, cost_of
 
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
     "build_student": "headwise.families.student",
+    "evaluate": "headwise.steps.evaluate",
     "open_model": "headwise.families.load",
     "open_shape": "headwise.families.load",
     "read_attention": "headwise.families.weights",
@@ -31,9 +32,11 @@ __all__ = [
     "LayerShape",
     "ModelShape",
     "Plan",
+    "Scores",
     "__version__",
     "build_student",
     "cost_of",
+    "evaluate",
     "open_model",
     "open_shape",
     "read_attention",

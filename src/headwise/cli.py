@@ -44,6 +44,7 @@ class Method(StrEnum):
 
     auto = "auto"
     weighted = "weighted"
+    token_weighted = "token-weighted"
     svd = "svd"
 
 
@@ -129,21 +130,38 @@ def plan(
     output: Annotated[Path, typer.Option("-o", "--output", help="Plan to write.")] = Path("plan.json"),
     keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep, 0 to 1.")] = None,
     keep_attention_params: Annotated[
-        float | None, typer.Option(help="Share of the attention weights to keep, for models without a cache.")
+        float | None, typer.Option(help="Share of the attention parameters to keep, 0 to 1.")
+    ] = None,
+    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".'),
     ] = None,
     multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 8,
+    protect: Annotated[
+        str | None, typer.Option(metavar="LAYERS", help='Layers that stay whole, as in "0,1,28-29".')
+    ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="One width and one set of RoPE pairs for all layers, for stock formats.")
+    ] = False,
     context: Annotated[int | None, typer.Option(help="Tokens in the cache, for models with sliding windows.")] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8: what bytes are counted in.")] = "bf16",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose widths for every layer that answer a budget where it is felt least, from a profile."""
+    """Choose heads and widths for every layer that answer one budget where it is felt least, from a profile."""
     from headwise.report.plans import print_plan
-    from headwise.steps.plan import make_plan
+    from headwise.steps.plan import make_plan, read_budget, read_layers
 
-    made, measured = make_plan(profile, output, keep_kv, keep_attention_params, multiple_of, context)
+    budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit, context, dtype)
+    protected = frozenset() if protect is None else read_layers(protect)
+    file = None if dry_run else output
+    made, measured = make_plan(profile, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
     if as_json:
-        typer.echo(output.read_text(encoding="utf-8").rstrip())
-    else:
-        print_plan(made, measured)
+        typer.echo(made.text())
+        return
+    print_plan(made, measured)
+    if not dry_run:
         typer.echo(f"\n{output}")
 
 
@@ -156,22 +174,97 @@ def compress(
         Form, typer.Option("--format", help="stock: no custom code; per-layer: any plan; auto: stock if possible.")
     ] = Form.auto,
     method: Annotated[
-        Method, typer.Option(help="weighted: along measured directions; svd: by the weights alone, the papers' way.")
+        Method,
+        typer.Option(
+            help="weighted: along the directions the loss feels; token-weighted: by second moments of tokens; svd: by "
+            "the weights alone, the papers' way; auto: weighted if there is a profile."
+        ),
     ] = Method.auto,
+    refit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PIECES",
+            help="What to fit to the whole model afterwards: queries,outputs (by default, with weighted), temperature, "
+            "or none.",
+        ),
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="Folder of the profile, if it has moved.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Cut a model to a plan and save it, checked: along what its profile measured, else by its weights alone."""
     with _importing():
         from headwise.steps.compress import compress as run
+        from headwise.steps.compress import read_pieces
 
     command = shlex.join(["headwise", *sys.argv[1:]])
-    found = run(model, plan, output, form.value, command, method.value, profile)
+    with _progress() as progress:
+        pieces = None if refit is None else read_pieces(refit)
+        found = run(model, plan, output, form.value, command, method.value, profile, pieces, progress)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        how = "along measured directions" if found["method"] == "weighted" else "by the weights alone"
-        typer.echo(f"{output}: {found['class']}, cut {how}, reopened in a fresh process with the same outputs.")
+        ways = {"weighted": "along measured directions", "token-weighted": "by second moments of tokens"}
+        how = ways.get(found["method"], "by the weights alone")
+        fitted = f", {' and '.join(found['refit'])} refitted" if found["refit"] else ""
+        typer.echo(f"{output}: {found['class']}, cut {how}{fitted}, reopened in a fresh process with the same outputs.")
+
+
+@app.command()
+def evaluate(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Local folders or Hub ids; all are compared with the first.")
+    ],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="For models that do not read text: a folder of pictures, or .npz with the model's inputs."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="For models that classify text: a file of label, tab, text in each line.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 20480,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in a window; by default 512, or what the models were made for.")
+    ] = None,
+    speed_at: Annotated[
+        str | None, typer.Option(help="Lengths to time at; by default 1024,4096 as far as the models go.")
+    ] = None,
+    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Scores to write, as JSON.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models: perplexity or agreement, KL, accuracy, parameters, cache of a real generation, speed."""
+    with _importing():
+        from headwise.report.scores import markdown, print_scores
+        from headwise.steps.evaluate import evaluate as run
+
+    with _progress() as progress:
+        scores = run(
+            models,
+            texts=text or (),
+            inputs=inputs,
+            labels=labels,
+            tokens=tokens,
+            context=context,
+            speed_at=None if speed_at is None else _numbers(speed_at),
+            speed=speed,
+            output=output,
+            progress=progress,
+        )
+    for note in scores.notes:
+        typer.echo(f"headwise: {note}", err=True)
+    if as_json:
+        typer.echo(scores.json())
+    elif as_markdown:
+        typer.echo(markdown(scores).rstrip())
+    else:
+        print_scores(scores)
+        if output is not None:
+            typer.echo(f"\n{output}")
 
 
 @app.command()

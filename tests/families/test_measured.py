@@ -14,6 +14,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.student import build_student
 from headwise.families.weights import read_attention
+from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
@@ -32,9 +33,8 @@ def measured(name, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     source = str(tmp_path / "model")
     inspect(source, tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32))
-    kind = {"keep_attention_params": 0.7, "keep_kv": None} if name == "bert" else {"keep_kv": 0.7}
-    given = {"keep_kv": None, "keep_attention_params": None, **kind}
-    return source, make_plan(tmp_path / "run", tmp_path / "plan.json", **given, multiple=2)[0]
+    budget = Budget("keep_attention_params" if name == "bert" else "keep_kv", 0.7)
+    return source, make_plan(tmp_path / "run", tmp_path / "plan.json", budget, multiple=2)[0]
 
 
 def biased(weight, bias):
@@ -52,20 +52,20 @@ def test_products_are_those_of_the_projection(name, tmp_path):
         layer, change = shape.layers[index], plan.layers[index]
         full = read_attention(sites_of(model)[index], layer.rotary)
         cut = cut_attention(full, change, layer, directions)
-        for h in range(layer.heads):
-            g = h * layer.kv_heads // layer.heads
+        for h, old in enumerate(change.kept_heads or range(layer.heads)):
+            g, old_g = (head * layer.kv_heads // layer.heads for head in (h, old))
             if change.v_dim < layer.v_dim:
                 projector = directions.v_directions_GVR[g] @ directions.v_duals_GVR[g].T
-                before = full.w_o_HVD[h].T @ projector @ biased(full.w_v_GVD, full.b_v_GV)[g]
+                before = full.w_o_HVD[old].T @ projector @ biased(full.w_v_GVD, full.b_v_GV)[old_g]
                 after = cut.w_o_HVD[h].T @ biased(cut.w_v_GVD, cut.b_v_GV)[g]
                 assert torch.allclose(after, before, atol=1e-4)
             pairs = change.pairs(layer)
             if change.qk_dim < layer.qk_dim and full.norm_q is None:
                 projector = directions.qk_directions_GFR[g] @ directions.qk_duals_GFR[g].T
                 before = (
-                    biased(full.w_q_HKD, full.b_q_HK)[h, layer.rotary :].T
+                    biased(full.w_q_HKD, full.b_q_HK)[old, layer.rotary :].T
                     @ projector
-                    @ biased(full.w_k_GKD, full.b_k_GK)[g, layer.rotary :]
+                    @ biased(full.w_k_GKD, full.b_k_GK)[old_g, layer.rotary :]
                 )
                 after = (
                     biased(cut.w_q_HKD, cut.b_q_HK)[h, 2 * pairs :].T @ biased(cut.w_k_GKD, cut.b_k_GK)[g, 2 * pairs :]

@@ -1,5 +1,6 @@
 """The page in a real browser: it loads offline without a complaint, and does what a person asks of it."""
 
+import json
 import os
 import random
 import re
@@ -9,9 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headwise.records.allocation import allocate, lots_of
+from headwise.records.budget import Budget
+from headwise.records.cost import cost_of
+from headwise.records.planning import plan_for
 from headwise.records.profile import QUANTITIES, Profile
 from headwise.report.page import render, write_page
+from headwise.report.page.budgets import budget_tables
 from headwise.report.summary import sentence
 from headwise.steps.inspect import inspect
 from tests.tiny import tiny
@@ -68,22 +72,18 @@ def test_it_says_what_was_measured(page, profile):
 
 @needs_browser
 def test_the_slider_plans_as_the_planner_does(page, profile):
-    lots = lots_of(Profile.load(profile / "profile.json"), "kv", 128)
-    full = sum(lot.price * (len(lot.damage) - 1) for lot in lots)
+    measured = Profile.load(profile / "profile.json")
     before = page.inner_text("#damage")
-    for keep in (100, 90, 61, 40, 25):
+    for keep in (100, 90, 62.5, 40, 20):
         page.locator("#keep").fill(str(keep))
-        widths = allocate(lots, keep / 100 * full)
-        shown = {
-            kind: [int(bar.get_attribute("data-width")) for bar in page.locator(f"#widths [data-kind={kind}]").all()]
-            for kind in ("qk", "v")
-        }
-        assert shown == {
-            kind: [width for lot, width in zip(lots, widths, strict=True) if lot.kind == kind] for kind in ("qk", "v")
-        }
-        damage = sum(lot.damage[width] for lot, width in zip(lots, widths, strict=True))
-        assert float(page.inner_text("#damage").split()[0]) == pytest.approx(damage, rel=0.02, abs=1e-9)
-        assert f"--keep-kv {keep / 100:.2f}" in page.inner_text("#command")
+        plan = plan_for(measured, Budget("keep_kv", keep / 100))
+        for kind in ("qk", "v"):
+            bars = page.locator(f"#widths [data-kind={kind}]").all()
+            shown = [(int(bar.get_attribute("data-groups")), int(bar.get_attribute("data-width"))) for bar in bars]
+            assert shown == [(layer.kv_heads, getattr(layer, f"{kind}_dim")) for layer in plan.layers]
+        damage = float(page.inner_text("#damage").split()[0])
+        assert damage == pytest.approx(plan.predicted["damage"], rel=0.02, abs=1e-9)
+        assert f"--keep-kv {keep / 100:g} " in page.inner_text("#command")
     assert page.inner_text("#damage") != before
     # 5 layers x 2 key/value heads x (32 + 32) x 2 bytes at 128 tokens
     page.locator("#keep").fill("100")
@@ -95,7 +95,49 @@ def test_the_slider_by_keyboard(page):
     page.focus("#keep")
     before = page.input_value("#keep")
     page.keyboard.press("ArrowLeft")
-    assert int(page.input_value("#keep")) == int(before) - 1
+    assert float(page.input_value("#keep")) == float(before) - 2.5
+
+
+@needs_browser
+def test_removed_heads_and_attention_are_shown(browser, profile, tmp_path):
+    measured = Profile.load(profile / "profile.json")
+    layers = []
+    for index, layer in enumerate(measured.layers):
+        values = json.loads(json.dumps(layer.values))
+        for group in {0: [1], 1: [0, 1]}.get(index, []):
+            values["head_damage"][4 * group : 4 * group + 4] = [0.0] * 4
+            values["v_unit_damage"][group] = [0.0] * 32
+        layers.append(replace(layer, values=values))
+    write_page(replace(measured, layers=tuple(layers)), tmp_path / "page.html")
+    opened = browser.new_page()
+    opened.goto((tmp_path / "page.html").as_uri())
+    opened.locator("#keep").fill("65")
+    titles = opened.locator("#widths [data-kind=qk] title").all_text_contents()
+    assert titles[0].endswith(", 1/2 groups") and titles[1] == "layer 1: no attention"
+    wide = [float(bar.get_attribute("width")) for bar in opened.locator("#widths [data-kind=qk]").all()]
+    assert wide[0] == pytest.approx(wide[2] / 2) and wide[1] == 0
+    opened.close()
+
+
+@needs_browser
+def test_windows_have_a_table_for_each_context(browser, tmp_path):
+    tiny("gemma3_text", max_position_embeddings=4096).save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    inspect(str(tmp_path / "model"), tmp_path / "run", tokens=64, lengths=(16, 32))
+    measured = Profile.load(tmp_path / "run" / "profile.json")
+    tables = budget_tables(measured)
+    assert tables["contexts"] == [1024, 2048, 4096] and len(tables["tables"]) == 3
+    opened = browser.new_page()
+    opened.goto((tmp_path / "run" / "report.html").as_uri())
+    for context in ("1024", "4096"):
+        opened.select_option("#context", context)
+        opened.locator("#keep").fill("100")
+        assert f"--keep-kv 1 --context {context}" in opened.inner_text("#command")
+        plan = plan_for(measured, Budget("keep_kv", 1.0, int(context)))
+        kept = cost_of(measured.shape.planned(plan), int(context)).kv_bytes
+        shown, unit = opened.inner_text("#bytes").split()[:2]
+        assert unit == "KiB" and float(shown) == pytest.approx(kept / 1024, rel=1e-3)
+    opened.close()
 
 
 @needs_browser

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from headwise.families.load import open_model
 from headwise.families.probe import watching
 from headwise.families.shapes import shape_of
+from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, Profile
@@ -170,7 +171,7 @@ def test_a_student_with_removed_and_narrow_layers(tmp_path, capsys):
         str(tmp_path / "student"), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32)
     )
     assert [len(layer.values) > 0 for layer in profile.layers] == [True, False, True]
-    made, measured = make_plan(tmp_path / "run", tmp_path / "plan.json", 0.75, None, multiple=4)
+    made, measured = make_plan(tmp_path / "run", tmp_path / "plan.json", Budget("keep_kv", 0.75), multiple=4)
     print_plan(made, measured)
     print_profile(profile)
     assert made.layers[1] == LayerPlan(0, 0, 0, 0) and made.layers[0].qk_dim <= 8
@@ -348,16 +349,12 @@ def test_a_folder_of_pictures(tmp_path):
 
 def test_plans_come_from_profiles(llama, tmp_path):
     inspect(str(llama), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=64, lengths=(16, 32))
-    plan, profile = make_plan(tmp_path / "run", tmp_path / "plan.json", 0.75, None, multiple=2)
+    plan, profile = make_plan(tmp_path / "run", tmp_path / "plan.json", Budget("keep_kv", 0.75), multiple=2)
     assert Plan.load(tmp_path / "plan.json").layers == plan.layers
     after = profile.shape.planned(plan)
     cached = [sum(layer.cached_per_token for layer in shape.layers) for shape in (profile.shape, after)]
     assert cached[1] / cached[0] == pytest.approx(plan.predicted["kept"]) and cached[1] <= 0.75 * cached[0]
     assert plan.predicted["damage"] > 0
-    for wrong in ((None, None), (0.5, 0.5), (1.5, None), (0.0, None)):
-        with pytest.raises(InputError):
-            make_plan(tmp_path / "run", tmp_path / "other.json", *wrong)
-    assert not (tmp_path / "other.json").exists()
 
 
 def test_memory_does_not_follow_tokens_or_layers(tmp_path):

@@ -67,9 +67,7 @@ def text_calibration(
     lengths: tuple[int, ...] | None,
 ) -> Calibration:
     """``tokens`` of ``text`` in windows of the longest length, spread evenly over it."""
-    if model.main_input_name != "input_ids":
-        kind = "pictures" if model.main_input_name == "pixel_values" else model.main_input_name
-        raise InputError(f"{source} reads {kind}, not text: give --inputs with a folder of pictures or a .npz file.")
+    _check_reads_text(model, source)
     ids, before, after = _tokenize(source, _thinned(text, tokens))
     if not ids:
         raise InputError(f"{name} holds no text.")
@@ -94,6 +92,34 @@ def text_calibration(
     return Calibration(tuple(batches), name, notes)
 
 
+def window_calibration(
+    model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, tokens: int, context: int
+) -> Calibration:
+    """The first ``tokens`` of ``text`` in windows of ``context``, one after the other.
+
+    Encoders get the special tokens of their tokenizer around every window, decoders only where the text begins.
+    """
+    _check_reads_text(model, source)
+    ids, before, after = _tokenize(source, text[: CHARACTERS * tokens])
+    causal = all(layer.cache == "tokens" for layer in shape.layers)
+    if causal:
+        ids, before, after = before + ids, [], []
+    inside = context - len(before) - len(after)
+    available = len(ids) // inside if inside > 0 else 0
+    if not available:
+        raise InputError(
+            f"{name} has {len(ids):,} tokens, less than a window of {context:,} holds: give more text or a shorter "
+            "context."
+        )
+    wanted = tokens // context
+    count = min(wanted, available)
+    notes = [] if count == wanted else [f"{name} gives {count * context:,} tokens instead of {wanted * context:,}."]
+    windows = torch.tensor([before + ids[i * inside : (i + 1) * inside] + after for i in range(count)])
+    step = 1 if _one_by_one(model) else max(1, TOKENS_AT_ONCE // context)
+    batches = tuple(Batch({"input_ids": rows}, rows.numel(), (context,)) for rows in windows.split(step))
+    return Calibration(batches, name, notes)
+
+
 def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
     arrays = _pictures(source, path, tokens) if path.is_dir() else _arrays(path)
@@ -114,6 +140,12 @@ def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: in
             inputs["decoder_input_ids"] = _own_words(model, inputs[name], path)
         batches.append(Batch(inputs, one * len(inputs[name]), ()))
     return Calibration(tuple(batches), str(path), notes)
+
+
+def _check_reads_text(model: PreTrainedModel, source: str) -> None:
+    if model.main_input_name != "input_ids":
+        kind = "pictures" if model.main_input_name == "pixel_values" else model.main_input_name
+        raise InputError(f"{source} reads {kind}, not text: give --inputs with a folder of pictures or a .npz file.")
 
 
 def _own_words(model: PreTrainedModel, sound: Tensor, path: Path) -> Tensor:
@@ -166,12 +198,17 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
-    """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
+def open_tokenizer(source: str) -> Any:
+    """The tokenizer of a model, or an `InputError`."""
     try:
-        tokenizer = cast(Any, AutoTokenizer.from_pretrained(str(Path(source).expanduser())))
+        return AutoTokenizer.from_pretrained(str(Path(source).expanduser()))
     except Exception as error:
         raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
+
+
+def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
+    """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
+    tokenizer = open_tokenizer(source)
     plain = tokenizer("word", add_special_tokens=False)["input_ids"]
     full = tokenizer("word")["input_ids"]
     start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)

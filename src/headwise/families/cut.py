@@ -69,10 +69,8 @@ def keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) ->
         return _merge_groups(weights, plan.kv_heads)
     if plan.kept_heads is None and (plan.heads, plan.kv_heads) == (layer.heads, layer.kv_heads):
         return weights
-    per_old, per_new = layer.heads // layer.kv_heads, plan.heads // plan.kv_heads
     groups = torch.tensor(plan.kept_groups(layer), device=weights.w_q_HKD.device)
-    default = (groups[:, None] * per_old + torch.arange(per_new, device=groups.device)).flatten()
-    heads = default if plan.kept_heads is None else torch.tensor(plan.kept_heads, device=groups.device)
+    heads = kept_heads(plan, layer).to(groups.device)
 
     def pick(tensor: Tensor, index: Tensor) -> Tensor:
         return tensor if tensor.ndim == 1 else tensor[index]  # one norm serves all heads
@@ -90,6 +88,16 @@ def keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) ->
         norm_k=_maybe(pick, weights.norm_k, groups),
         rope_pairs_GP=_maybe(pick, weights.rope_pairs_GP, groups),
     )
+
+
+def kept_heads(plan: LayerPlan, layer: LayerShape) -> Tensor:
+    """Original query heads a layer keeps under ``plan``, in their new order."""
+    if plan.kept_heads is not None:
+        return torch.tensor(plan.kept_heads)
+    if plan.merges(layer):
+        return torch.arange(layer.heads)
+    per_old, per_new = layer.heads // layer.kv_heads, plan.heads // plan.kv_heads
+    return (torch.tensor(plan.kept_groups(layer))[:, None] * per_old + torch.arange(per_new)).flatten()
 
 
 def _maybe(function: Callable[..., Tensor], tensor: Tensor | None, *rest: Tensor) -> Tensor | None:

@@ -13,7 +13,8 @@ class Stack:
     """A list of blocks that each hold one attention of this kind. Paths below ``blocks`` start at a block.
 
     ``norms`` feed (or follow) this attention alone and are removed with it; where a config flag decides that,
-    ``norms_if`` names it. ``cache`` is "tokens" for decoders, "source" for cross attention, "none" for encoders.
+    ``norms_if`` names it. ``norm_behind`` says that one stands between the output projection and the
+    residual stream. ``cache`` is "tokens" for decoders, "source" for cross attention, "none" for encoders.
     """
 
     blocks: str
@@ -21,6 +22,7 @@ class Stack:
     out: str
     norms: tuple[str, ...] = ()
     norms_if: str | None = None
+    norm_behind: bool = False
     cache: Cache = "tokens"
 
 

@@ -15,17 +15,25 @@ from headwise.records.shape import LayerShape, ModelShape
 
 def kept_directions(shape: ModelShape, plan: Plan, tensors: Mapping[str, Tensor]) -> dict[int, Kept]:
     """For each layer that ``plan`` cuts, the directions the loss feels most. ``tensors`` are those of the profile."""
-    kept = {}
-    for index, (layer, change) in enumerate(zip(shape.layers, plan.layers, strict=True)):
+    measured = layer_tensors_of(shape.layers, plan, tensors)
+    return {index: _kept(shape.layers[index], plan.layers[index], mine) for index, mine in measured.items()}
+
+
+def layer_tensors_of(
+    layers: tuple[LayerShape, ...], plan: Plan, tensors: Mapping[str, Tensor]
+) -> dict[int, dict[str, Tensor]]:
+    """What a profile holds on each layer that ``plan`` makes narrower, by name."""
+    found = {}
+    for index, (layer, change) in enumerate(zip(layers, plan.layers, strict=True)):
         narrower = change.qk_dim < layer.qk_dim or change.v_dim < layer.v_dim
         if change.heads and not change.dropped and narrower:
             if change.merges(layer):
                 raise InputError(f"Layer {index} of the plan merges key/value heads: only --method svd does that.")
-            measured = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-            if not measured:
+            start = f"{index}."
+            found[index] = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+            if not found[index]:
                 raise InputError(f"The profile has nothing on layer {index}: it was made for another model.")
-            kept[index] = _kept(layer, change, measured)
-    return kept
+    return found
 
 
 def _kept(layer: LayerShape, change: LayerPlan, measured: Mapping[str, Tensor]) -> Kept:

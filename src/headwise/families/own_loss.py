@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.linalg.divergence import divergence
+
 ROWS_AT_ONCE = 128  # drawing takes twice the memory of what is drawn from
 
 
@@ -17,11 +19,25 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     head draw classes or tokens; models without one draw from a normal distribution around their output whose variance
     is its mean square, so that the loss is half the relative square error.
     """
-    name, output = next(iter(outputs.items()))
+    output, categorical = _output(outputs)
     generator = torch.Generator(device=output.device).manual_seed(seed)
-    categorical = name.endswith("logits") and output.shape[-1] > 1
     gradient = _class_score(output, generator) if categorical else _normal_score(output, generator)
     output.backward(gradient)
+
+
+def own_divergence(outputs: Any, others: Any) -> tuple[float, int]:
+    """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, summed, and its rows."""
+    (wanted, categorical), (found, _) = _output(outputs), _output(others)
+    rows = wanted.shape[:-1].numel()
+    if categorical:
+        return divergence(wanted.flatten(0, -2), found.flatten(0, -2)), rows
+    return ((found - wanted).square().sum() / (2 * wanted.square().sum(-1).mean())).item(), rows
+
+
+def _output(outputs: Any) -> tuple[Tensor, bool]:
+    """What a model gives, and whether that are classes to draw from."""
+    name, output = next(iter(outputs.items()))
+    return output, name.endswith("logits") and output.shape[-1] > 1
 
 
 def _class_score(logits: Tensor, generator: torch.Generator) -> Tensor:

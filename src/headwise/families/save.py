@@ -36,6 +36,7 @@ COMPANIONS = (
     "*processor_config.json",
     "normalizer.json",
 )
+SCORES = "## Scores"
 DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}  # relative to the largest output
 
@@ -47,11 +48,13 @@ def save_student(
     plan: Plan,
     source: str,
     command: str = "",
+    facts: Mapping[str, Any] | None = None,
     shard: str = "5GB",
 ) -> dict[str, Any]:
     """Write ``student`` to ``folder``, prove that a fresh process opens it, and return what that process found.
 
-    ``source`` is the model it was made from; its tokenizer or processor files are copied along.
+    ``source`` is the model it was made from; its tokenizer or processor files are copied along. ``facts`` (method and
+    what was refitted) go into the card.
     Nothing appears under ``folder`` until all is written and checked.
     """
     with new_folder(Path(folder)) as temporary:
@@ -59,7 +62,7 @@ def save_student(
         copy_companions(source, temporary)
         plan.save(temporary / "plan.json")
         found = check_saved(student, temporary)
-        write_text(temporary / "README.md", card(student, plan, source, command, found))
+        write_text(temporary / "README.md", card(student, plan, source, command, {**found, **(facts or {})}))
     return found
 
 
@@ -160,8 +163,8 @@ model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
 
 Made from a {plan.family} model with {len(plan.before)} attention layers{f", by `{command}`" if command else ""}.
-It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the exact plan is
-in `plan.json`.
+{_how(found)}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
+exact plan is in `plan.json`.
 
 | layer | heads | key/value heads | query/key width | value width |
 | --- | --- | --- | --- | --- |
@@ -169,3 +172,23 @@ in `plan.json`.
 
 Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
 """
+
+
+def _how(found: Mapping[str, Any]) -> str:
+    """How the weights were found, for the card."""
+    ways = {
+        "weighted": "Cut along the directions its loss feels most, measured on text",
+        "token-weighted": "Cut along directions weighted by second moments of tokens",
+        "svd": "Cut by the weights alone (truncated SVD)",
+    }
+    if found.get("method") not in ways:
+        return ""
+    fitted = f"; {' and '.join(found['refit'])} refitted by least squares" if found.get("refit") else ""
+    return f"{ways[found['method']]}{fitted}. No training.\n"
+
+
+def add_scores(folder: Path, table: str) -> None:
+    """Put a table of scores (Markdown) at the end of the card of a saved model, in place of an earlier one."""
+    card_file = folder / "README.md"
+    text = card_file.read_text(encoding="utf-8").split(SCORES)[0].rstrip()
+    write_text(card_file, f"{text}\n\n{SCORES}\n\n{table.rstrip()}\n")

@@ -26,9 +26,16 @@ Format = Literal["auto", "stock", "per-layer"]
 
 
 def build_student(
-    model: PreTrainedModel, plan: Plan, *, kept: Mapping[int, Kept] | None = None, form: Format = "auto"
+    model: PreTrainedModel,
+    plan: Plan,
+    *,
+    kept: Mapping[int, Kept] | None = None,
+    form: Format = "auto",
+    share: bool = False,
 ) -> PreTrainedModel:
     """A copy of ``model`` with the attention that ``plan`` asks for; ``model`` itself is left as it is.
+
+    With ``share`` the two hold the same tensors outside the attention, and memory stays near one copy.
 
     ``kept`` holds, by number of the layer, the directions along which to cut (`headwise.families.measured`); layers
     without any are cut by their weights alone. ``form`` "auto" gives a stock class of
@@ -47,7 +54,7 @@ def build_student(
         student = _empty(stock_class_of(model), stock, model.dtype)
     _rebuild_rotary(student, model.device)
     _fill_attention(model, student, shape, plan, kept or {})
-    _fill_rest(model, student, plan)
+    _fill_rest(model, student, plan, share)
     if model.can_generate():
         student.generation_config = copy.deepcopy(model.generation_config)
     return student.train(model.training)
@@ -101,7 +108,7 @@ def _for_stock(weights: AttentionWeights, scale: float) -> AttentionWeights:
     return replace(weights, w_q_HKD=weights.w_q_HKD * ratio, b_q_HK=bias, scale=scale)
 
 
-def _fill_rest(model: PreTrainedModel, student: PreTrainedModel, plan: Plan) -> None:
+def _fill_rest(model: PreTrainedModel, student: PreTrainedModel, plan: Plan, share: bool) -> None:
     """Copy everything that is still empty (all but the attention) from the same place in ``model``."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     blocks = sites_of(model)[0].stack.blocks
@@ -116,7 +123,7 @@ def _fill_rest(model: PreTrainedModel, student: PreTrainedModel, plan: Plan) -> 
         parent, _, leaf = name.rpartition(".")
         source = tensors[_old_name(name, renumbered)]
         if id(source) not in copies:  # tied weights stay tied
-            fresh = source.detach().clone()
+            fresh = source.detach() if share else source.detach().clone()
             trainable = empty.requires_grad  # as the class makes it, whatever was frozen in the teacher
             copies[id(source)] = nn.Parameter(fresh, trainable) if isinstance(empty, nn.Parameter) else fresh
         setattr(cast(nn.Module, student.get_submodule(parent)), leaf, copies[id(source)])

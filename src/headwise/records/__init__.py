@@ -3,6 +3,7 @@
 from headwise.records.cost import Cost, LayerCost, cost_of
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
+from headwise.records.scores import ModelScores, Scores
 from headwise.records.shape import Latent, LayerShape, ModelShape
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "LayerCost",
     "LayerPlan",
     "LayerShape",
+    "ModelScores",
     "ModelShape",
     "Plan",
+    "Scores",
     "cost_of",
 ]

@@ -1,91 +1,125 @@
-"""The auction that turns measured damage into widths: the cheapest cut per number saved goes first.
+"""The auction: of all that every layer may keep, each at a price and a predicted damage, one option per layer is taken.
 
-Damage curves are convex (the least felt units are cut first), so taking the best cut again and again solves the relaxed
-knapsack. report.html does the same in the browser; the tests hold the two together.
+A multiple-choice knapsack. Going down the lower convex hulls of all layers, the least damage per price saved first, is
+its linear relaxation, solved exactly; the last step overshoots. What it leaves of the budget buys upgrades, where need
+be paid for by a downgrade elsewhere, until none helps. The result is feasible, and above the best one by less than the
+damage of the last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from headwise.records.errors import InputError
-from headwise.records.profile import Profile
 
-Budget = Literal["kv", "parameters"]
+LEAST_GAIN = 1e-12  # below it, rounding could exchange the same two options for ever
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
-    """One width that can be cut: of a layer its queries and keys ("qk") or its values ("v").
+class Option:
+    """What a layer may keep (0 key/value heads: no attention), what that costs and what it is predicted to damage."""
 
-    ``damage[w]`` is the predicted loss at width ``w`` (None: not possible), ``price`` what one dimension costs.
-    """
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    price: int
+    damage: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A layer's change to another option: the price and the damage it adds, either of which may be negative."""
 
     layer: int
-    kind: str
-    damage: Sequence[float | None]
-    price: float
-
-    def widths(self, multiple: int) -> list[int]:
-        """Widths on offer, widest first: the full one, then multiples of ``multiple``."""
-        full = len(self.damage) - 1
-        fitting = [w for w in range(multiple, full, multiple) if self.damage[w] is not None]
-        return [full, *reversed(fitting)]
+    option: Option
+    price: int
+    damage: float
 
 
-def allocate(lots: Sequence[Lot], budget: float, multiple: int = 8) -> list[int]:
-    """A width for each lot, with prices adding up to ``budget`` at most and as little damage as the auction finds."""
-    offers = [lot.widths(multiple) for lot in lots]
-    chosen = [0] * len(lots)
-    spent = sum(lot.price * widths[0] for lot, widths in zip(lots, offers, strict=True))
-    least = sum(lot.price * widths[-1] for lot, widths in zip(lots, offers, strict=True))
-    full = spent
-    if least > budget * (1 + 1e-9):
-        raise InputError(
-            f"Keeping {budget / full:.1%} is not possible with widths in multiples of {multiple}; "
-            f"the least is {least / full:.1%}."
-        )
-    while spent > budget * (1 + 1e-9):
-        best, best_rate = -1, float("inf")
-        for i, (lot, widths) in enumerate(zip(lots, offers, strict=True)):
-            if chosen[i] + 1 < len(widths):
-                now, after = widths[chosen[i]], widths[chosen[i] + 1]
-                rate = (_at(lot, after) - _at(lot, now)) / (lot.price * (now - after))
-                if rate < best_rate:
-                    best, best_rate = i, rate
-        now, after = offers[best][chosen[best]], offers[best][chosen[best] + 1]
-        spent -= lots[best].price * (now - after)
-        chosen[best] += 1
-    return [widths[i] for widths, i in zip(offers, chosen, strict=True)]
+def frontier(options: Iterable[Option]) -> list[Option]:
+    """Of ``options`` those that no cheaper one matches, dearest first; of equals the one named first."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda option: (option.price, option.damage)):
+        if not kept or (option.price > kept[-1].price and option.damage <= kept[-1].damage):
+            kept.append(option)
+    return kept[::-1]
 
 
-def lots_of(profile: Profile, budget: Budget, context: int) -> list[Lot]:
-    """What can be cut of a profiled model, latent attention apart. What cannot be is offered at its full width only.
+def least(offers: Sequence[Sequence[Option]]) -> int:
+    """The least that one option of every layer costs."""
+    return sum(options[-1].price for options in offers)
 
-    The price of a dimension is what it takes in the KV cache after ``context`` tokens, or in weights.
-    """
-    shape, lots = profile.shape, []
-    for index, (layer, measured) in enumerate(zip(shape.layers, profile.layers, strict=True)):
-        if not measured.values or layer.latent or (budget == "kv" and layer.cache == "none"):
+
+def choose(offers: Sequence[Sequence[Option]], limit: int) -> list[Option]:
+    """One option of each layer's `frontier`, for ``limit`` at most, with as little damage as the auction finds."""
+    if least(offers) > limit:
+        raise InputError(f"The least that can be kept costs {least(offers)}, which is more than {limit}.")
+    hulls = [_hull(options) for options in offers]
+    spent = sum(hull[0].price for hull in hulls)
+    heap = [(_rate(hull, 0), layer, 0) for layer, hull in enumerate(hulls) if len(hull) > 1]
+    heapq.heapify(heap)
+    chosen = [hull[0] for hull in hulls]
+    while spent > limit:
+        _, layer, place = heapq.heappop(heap)
+        hull = hulls[layer]
+        chosen[layer] = hull[place + 1]
+        spent -= hull[place].price - hull[place + 1].price
+        if place + 2 < len(hull):
+            heapq.heappush(heap, (_rate(hull, place + 1), layer, place + 1))
+    while moves := _best_moves(offers, chosen, limit - spent):
+        for move in moves:
+            chosen[move.layer] = move.option
+            spent += move.price
+    return chosen
+
+
+def _hull(options: Sequence[Option]) -> list[Option]:
+    """The lower convex hull of a frontier: every step down costs more damage per price saved than the one before."""
+    hull: list[Option] = []
+    for option in options:
+        while len(hull) > 1 and _rate((*hull[-2:], option), 0) >= _rate((*hull[-2:], option), 1):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _rate(hull: Sequence[Option], place: int) -> float:
+    now, after = hull[place], hull[place + 1]
+    return (after.damage - now.damage) / (now.price - after.price)
+
+
+def _best_moves(offers: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[_Move]:
+    """The upgrade that helps most, with the downgrade of another layer that pays what is not ``left``; none: []."""
+    moves = [
+        _Move(layer, option, option.price - now.price, option.damage - now.damage)
+        for layer, (options, now) in enumerate(zip(offers, chosen, strict=True))
+        for option in options
+    ]
+    downs = sorted((move for move in moves if move.price < 0), key=lambda move: move.price)
+    best_pairs = list(_best_pairs(downs))
+    prices = [move.price for move in downs]
+    most, best = LEAST_GAIN, []
+    for up in moves:
+        if up.damage >= -most:
             continue
-        if budget == "kv":
-            price = layer.kv_heads * layer.cached_tokens(context, shape.source_tokens) / context
-        else:
-            price = float(layer.heads + layer.kv_heads)
-        queries = measured.values["qk_damage"]
-        if layer.norm == "affine":
-            queries = [None] * layer.qk_dim + [0.0]
-        lots += [Lot(index, "qk", queries, price), Lot(index, "v", measured.values["v_damage"], price)]
-    return lots
+        if up.price <= left:
+            most, best = -up.damage, [up]
+            continue
+        found = best_pairs[place - 1] if (place := bisect_right(prices, left - up.price)) else ()
+        down = next((down for down in found if down.layer != up.layer), None)
+        if down is not None and -(up.damage + down.damage) > most:
+            most, best = -(up.damage + down.damage), [up, down]
+    return best
 
 
-def default_budget(profile: Profile) -> Budget:
-    """What there is to save: the KV cache, or the weights of models without one."""
-    return "kv" if any(layer.cached_per_token for layer in profile.shape.layers) else "parameters"
-
-
-def _at(lot: Lot, width: int) -> float:
-    damage = lot.damage[width]
-    return float("inf") if damage is None else damage
+def _best_pairs(downs: Iterable[_Move]) -> Iterable[tuple[_Move, ...]]:
+    """After each of ``downs``, the least damaging one so far and the least damaging one of another layer."""
+    best: tuple[_Move, ...] = ()
+    for down in downs:
+        by_damage = sorted((*best, down), key=lambda move: move.damage)
+        second = (move for move in by_damage[1:] if move.layer != by_damage[0].layer)
+        best = (by_damage[0], *list(second)[:1])
+        yield best

@@ -41,6 +41,12 @@ def check_free(path: Path) -> None:
     path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists already; give another name or remove it first.")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise where nothing can be written at ``path``."""
+    path = path.resolve()
     nearest = next(parent for parent in path.parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"{path} cannot be written: {nearest} is not a folder that can be written to.")
@@ -73,7 +79,12 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
 
 def write_record(path: Path, kind: str, version: int, body: Mapping[str, Any], indent: int | None = 1) -> None:
     """Write a record: its kind and version, then its fields."""
-    write_text(path, json.dumps({"headwise": kind, "version": version, **body}, indent=indent, allow_nan=False) + "\n")
+    write_text(path, record_text(kind, version, body, indent) + "\n")
+
+
+def record_text(kind: str, version: int, body: Mapping[str, Any], indent: int | None = 1) -> str:
+    """A record as JSON: its kind and version, then its fields."""
+    return json.dumps({"headwise": kind, "version": version, **body}, indent=indent, allow_nan=False)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -145,6 +156,13 @@ class Reader:
     def integers(self) -> tuple[int, ...]:
         """This list of whole numbers."""
         return tuple(item._as(int, "a whole number") for item in self.items())
+
+    def number(self, name: str) -> float:
+        """The field ``name`` as a number, whole or not."""
+        child = self.child(name)
+        if type(child.content) not in (int, float):
+            raise child.error("expected a number")
+        return child.content
 
     def text(self, name: str) -> str:
         """The field ``name`` as text."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.records.errors import InputError
-from headwise.records.files import Reader, read_record, write_record
+from headwise.records.files import Reader, read_record, record_text, write_text
 from headwise.records.shape import LayerShape, ModelShape, Norm
 
 KIND = "plan"
@@ -168,11 +168,8 @@ class Plan:
             )
         for index, (layer, change) in enumerate(zip(shape.layers, self.layers, strict=True)):
             change.check(layer, index)
-        # transformers reads the number of past tokens from the cache of self attention.
-        kinds = {layer.cache for layer in shape.layers}
-        main = "tokens" if "tokens" in kinds else "none"
-        pairs = zip(shape.layers, self.layers, strict=True)
-        if not any(change.heads and not change.dropped for layer, change in pairs if layer.cache == main):
+        staying = (self.layers[index] for index in shape.self_attention())
+        if not any(change.heads and not change.dropped for change in staying):
             raise InputError("The plan leaves no self-attention at all; at least one layer must keep some.")
         encoder_decoder = any(layer.cache == "source" for layer in shape.layers)
         if encoder_decoder and any(change.dropped for change in self.layers):
@@ -182,12 +179,16 @@ class Plan:
 
     def save(self, path: Path | str) -> None:
         """Write this plan as JSON, whole or not at all."""
+        write_text(Path(path), self.text() + "\n")
+
+    def text(self) -> str:
+        """This plan as JSON."""
         body = asdict(self)
         body["layers"] = [
             {name: value for name, value in layer.items() if value is not None and value is not False}
             for layer in body["layers"]
         ]
-        write_record(Path(path), KIND, VERSION, body)
+        return record_text(KIND, VERSION, body)
 
     @classmethod
     def load(cls, path: Path | str) -> Plan:

@@ -165,7 +165,10 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured model: its shape, its layers, and what they were measured on and with."""
+    """A measured model: its shape, its layers, and what they were measured on and with.
+
+    ``checks`` compares prediction and truth: the predicted and the measured damage of a few plans, in nats per output.
+    """
 
     model: Mapping[str, Any]
     shape: ModelShape
@@ -175,6 +178,7 @@ class Profile:
     layers: tuple[LayerProfile, ...]
     inputs_hash: str = ""
     notes: tuple[str, ...] = field(default=())
+    checks: tuple[tuple[float, float], ...] = field(default=())
 
     def save(self, path: Path) -> None:
         """Write this profile as JSON, with the definition of every quantity, whole or not at all."""
@@ -196,6 +200,7 @@ class Profile:
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             inputs_hash=reader.text("inputs_hash"),
             notes=tuple(str(note.content) for note in reader.rows("notes")),
+            checks=tuple(_read_check(row) for row in reader.rows("checks")) if reader.has("checks") else (),
         )
 
 
@@ -204,6 +209,14 @@ def rounded(numbers: Any) -> Any:
     if isinstance(numbers, list):
         return [rounded(number) for number in numbers]
     return float(f"{numbers:.{DIGITS}g}") if isinstance(numbers, float) else numbers
+
+
+def _read_check(row: Reader) -> tuple[float, float]:
+    try:
+        predicted, measured = map(float, row.content)
+    except (TypeError, ValueError):
+        raise row.error("expected predicted and measured damage") from None
+    return predicted, measured
 
 
 def _read_layer(row: Reader) -> LayerProfile:

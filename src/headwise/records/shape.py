@@ -118,6 +118,22 @@ class LayerShape:
             norms = copies[self.norm] * self.qk_dim
         return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
 
+    def planned(self, change: LayerPlan) -> LayerShape:
+        """The shape of this layer after ``change``."""
+        if not change.heads:
+            return replace(
+                self, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, window=None, biases="", norm="none", own_norm=0
+            )
+        return replace(
+            self,
+            heads=change.heads,
+            kv_heads=change.kv_heads,
+            qk_dim=change.qk_dim,
+            v_dim=change.v_dim,
+            rotary=2 * change.pairs(self),
+            norm=change.norm(self),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -146,28 +162,18 @@ class ModelShape:
         blocks = sum(layer.own_norm + layer.rest_parameters for layer in self.layers)
         return self.outside_parameters + self.attention_parameters() + blocks
 
+    def self_attention(self) -> list[int]:
+        """Numbers of the layers of which one must keep its attention: the decoder's, or else the encoder's.
+
+        transformers reads the number of past tokens from the cache of self attention.
+        """
+        decoder = [i for i, layer in enumerate(self.layers) if layer.cache == "tokens"]
+        return decoder or [i for i, layer in enumerate(self.layers) if layer.cache == "none"]
+
     def planned(self, plan: Plan) -> ModelShape:
         """The shape of this model after ``plan``; raises where the plan was made for another model."""
         plan.check(self)
         kept = [
-            _planned_layer(layer, change)
-            for layer, change in zip(self.layers, plan.layers, strict=True)
-            if not change.dropped
+            layer.planned(change) for layer, change in zip(self.layers, plan.layers, strict=True) if not change.dropped
         ]
         return replace(self, layers=tuple(kept))
-
-
-def _planned_layer(layer: LayerShape, change: LayerPlan) -> LayerShape:
-    if not change.heads:
-        return replace(
-            layer, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, window=None, biases="", norm="none", own_norm=0
-        )
-    return replace(
-        layer,
-        heads=change.heads,
-        kv_heads=change.kv_heads,
-        qk_dim=change.qk_dim,
-        v_dim=change.v_dim,
-        rotary=2 * change.pairs(layer),
-        norm=change.norm(layer),
-    )

@@ -1,78 +1,72 @@
-"""From a profile and a budget to the widths of every layer."""
+"""From a profile and a budget to what every layer keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from headwise.records.allocation import Budget, allocate, default_budget, lots_of
+from headwise.records.budget import Budget
 from headwise.records.errors import InputError
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan
+from headwise.records.planning import plan_for
 from headwise.records.profile import Profile
-from headwise.records.shape import LayerShape
-
-DEFAULT_CONTEXT = 8192
 
 
 def make_plan(
     source: Path,
-    output: Path,
-    keep_kv: float | None,
-    keep_attention_params: float | None,
+    output: Path | None,
+    budget: Budget,
+    *,
     multiple: int = 8,
-    context: int | None = None,
+    protect: Collection[int] = (),
+    uniform: bool = False,
 ) -> tuple[Plan, Profile]:
-    """Write the plan that keeps the asked share at the least predicted damage; return it and its profile.
+    """The plan that answers ``budget`` at the least predicted damage, and its profile.
 
-    ``context`` matters where layers with a window cache fewer tokens than others; by default what the model was made
-    for, up to 8,192.
+    ``source`` is a profile or the folder of one. The plan is written to ``output``, unless that is None. For the rest
+    see `headwise.records.planning.plan_for`.
     """
     file = source / "profile.json" if source.is_dir() else source
     profile = Profile.load(file)
-    name, share = _budget(keep_kv, keep_attention_params)
-    if multiple < 1:
-        raise InputError(f"Widths cannot be multiples of {multiple}.")
-    budget: Budget = "kv" if name == "keep_kv" else "parameters"
-    if budget == "kv" and default_budget(profile) != "kv":
-        raise InputError("This model has no KV cache; use --keep-attention-params.")
-    lots = lots_of(profile, budget, context or min(DEFAULT_CONTEXT, profile.shape.max_tokens))
-    if not lots:
-        raise InputError("This model has nothing to plan: its attention is latent (MLA) or was removed.")
-    full = sum(lot.price * (len(lot.damage) - 1) for lot in lots)
-    widths = allocate(lots, share * full, multiple)
-    layers = [LayerPlan.full(layer) for layer in profile.shape.layers]
-    damage = 0.0
-    for lot, width in zip(lots, widths, strict=True):
-        damage += lot.damage[width] or 0.0
-        layers[lot.layer] = _cut(layers[lot.layer], lot.kind, width, profile, lot.layer)
-    kept = sum(lot.price * width for lot, width in zip(lots, widths, strict=True)) / full
-    predicted = {"damage": damage, "kept": kept}
-    plan = Plan.make(
-        profile.shape, tuple(layers), budget={name: share}, predicted=predicted, profile=str(file.parent.resolve())
-    )
-    plan.save(output)
+    made = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform)
+    plan = replace(made, profile=str(file.parent.resolve()))
+    if output is not None:
+        plan.save(output)
     return plan, profile
 
 
-def _budget(keep_kv: float | None, keep_attention_params: float | None) -> tuple[str, float]:
-    given = {"keep_kv": keep_kv, "keep_attention_params": keep_attention_params}
-    asked = [(name, share) for name, share in given.items() if share is not None]
-    if len(asked) != 1:
-        raise InputError("Give one budget: --keep-kv or --keep-attention-params.")
-    name, share = asked[0]
-    if not 0 < share <= 1:
-        raise InputError(f"A share lies between 0 and 1, got {share}.")
-    return name, share
+def read_budget(
+    keep_kv: float | None = None,
+    keep_attention_params: float | None = None,
+    kv_bytes_per_token: int | None = None,
+    fit: str | None = None,
+    context: int | None = None,
+    dtype: str = "bf16",
+) -> Budget:
+    """The one budget that is given."""
+    given = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    if sum(value is not None for value in given) != 1:
+        raise InputError("Give one budget: --keep-kv, --keep-attention-params, --kv-bytes-per-token or --fit.")
+    if fit is not None and context is not None:
+        raise InputError('--fit names its own context, as in "8GB at 32k x 4": leave out --context.')
+    if keep_kv is not None:
+        return Budget("keep_kv", keep_kv, context, dtype=dtype)
+    if keep_attention_params is not None:
+        return Budget("keep_attention_params", keep_attention_params, context, dtype=dtype)
+    if kv_bytes_per_token is not None:
+        return Budget("kv_bytes_per_token", kv_bytes_per_token, context, dtype=dtype)
+    return Budget.fitting(fit or "", dtype)
 
 
-def _cut(layer: LayerPlan, kind: str, width: int, profile: Profile, index: int) -> LayerPlan:
-    if kind == "v":
-        return replace(layer, v_dim=width)
-    shape: LayerShape = profile.shape.layers[index]
-    values = profile.layers[index].values
-    pairs = values["qk_pairs"][width]
-    if not shape.rotary or width == shape.qk_dim:
-        return replace(layer, qk_dim=width)
-    felt = [row[: shape.rotary // 2] for row in values["qk_unit_damage"]]
-    kept = tuple(tuple(sorted(sorted(range(len(row)), key=lambda p: -row[p])[:pairs])) for row in felt)
-    return replace(layer, qk_dim=width, rope_pairs=kept)
+def read_layers(text: str) -> frozenset[int]:
+    """The layers that ``text`` like "0,1,28-29" names."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(
+                f'Layers are numbers and ranges with commas between them, as in "0,1,28-29", got {text!r}.'
+            )
+        layers.update(range(int(first), int(last or first) + 1))
+    return frozenset(layers)

@@ -11,6 +11,7 @@ FAMILY = Family(
             attention="self_attn",
             out="self_attn.o_proj",
             norms=("input_layernorm", "post_attention_layernorm"),
+            norm_behind=True,
         ),
     ),
     norms=("q_norm", "k_norm"),

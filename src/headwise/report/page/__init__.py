@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise.records.allocation import default_budget, lots_of
 from headwise.records.files import write_text
 from headwise.records.profile import QUANTITIES, LayerProfile, Profile
+from headwise.report.page.budgets import budget_tables
 from headwise.report.summary import sentence
 
 DECADES = 6.0  # of a spectrum that the page shows, in 255 steps
@@ -74,11 +74,7 @@ def page_data(profile: Profile) -> dict[str, Any]:
         "seed": profile.settings.get("seed"),
         "definitions": {name: QUANTITIES[name].text for name in (*BY_HEAD, *SPECTRA, *BY_LAYER)},
         "layers": [_layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)],
-        "lots": [
-            {"layer": lot.layer, "kind": lot.kind, "damage": list(lot.damage)}
-            for lot in lots_of(profile, default_budget(profile), max(1, shape.max_tokens))
-        ],
-        "budget": default_budget(profile),
+        "budget": budget_tables(profile),
         "source_tokens": shape.source_tokens,
         "decades": DECADES,
     }

@@ -207,72 +207,52 @@ function drawCondition() {
   $("condition-hint").textContent = data.definitions.conditioning;
 }
 
-// ---------------------------------------------------------------- the budget: the same auction as headwise.records.allocation
-const MULTIPLE = 8;
-function offers(lot) {
-  const full = lot.damage.length - 1, widths = [full];
-  for (let w = Math.floor((full - 1) / MULTIPLE) * MULTIPLE; w >= MULTIPLE; w -= MULTIPLE) if (lot.damage[w] !== null) widths.push(w);
-  return widths;
-}
-const kv = data.budget === "kv";
+// ---------------------------------------------------------------- the budget: choices that headwise computed beforehand
+const kv = data.budget.kind === "keep_kv";
 /** Tokens a layer's cache holds: all, those in its window, or those of the source of a cross attention. */
 function cached(layer, context) {
   if (layer.cache === "none") return 0;
   if (layer.cache === "source") return data.source_tokens;
   return layer.window ? Math.min(context, layer.window - 1) : context;
 }
-function price(lot, context) {
-  const layer = layers[lot.layer];
-  return kv ? layer.kv_heads * cached(layer, context) / context : layer.heads + layer.kv_heads;
-}
-function allocate(keep, context) {
-  const lots = data.lots.map((lot) => ({ ...lot, widths: offers(lot), price: price(lot, context), chosen: 0 }));
-  const full = lots.reduce((sum, lot) => sum + lot.price * lot.widths[0], 0);
-  let spent = full;
-  while (spent > keep * full * (1 + 1e-9)) {
-    let best = null, rate = Infinity;
-    for (const lot of lots) {
-      if (lot.chosen + 1 >= lot.widths.length) continue;
-      const [now, after] = lot.widths.slice(lot.chosen, lot.chosen + 2), r = (lot.damage[after] - lot.damage[now]) / (lot.price * (now - after));
-      if (r < rate) { rate = r; best = lot; }
-    }
-    if (!best) break;
-    spent -= best.price * (best.widths[best.chosen] - best.widths[best.chosen + 1]);
-    best.chosen += 1;
-  }
-  for (const lot of lots) lot.width = lot.widths[lot.chosen];
-  return { lots, share: spent / full };
+function choices() {
+  const tables = data.budget.tables;
+  return tables[tables.length > 1 ? $("context").selectedIndex : 0];
 }
 function drawBudget() {
-  const keep = Number($("keep").value) / 100, context = Number($("context").value), batch = Number($("batch").value);
-  const { lots, share } = allocate(keep, context);
-  const damage = lots.reduce((sum, lot) => sum + lot.damage[lot.width], 0);
-  $("keep-value").textContent = percent(share);
-  $("keep").setAttribute("aria-valuetext", `${percent(share)}, predicted damage ${plain(damage)} nats`);
-  $("damage").innerHTML = `${plain(damage)} nats <small>${kv ? `perplexity × ${Math.exp(damage).toFixed(3)}` : "per output"}</small>`;
+  const table = choices(), context = Number($("context").value), batch = Number($("batch").value);
+  $("keep").min = String(table[0].share);
+  const choice = table.find((one) => one.share === Number($("keep").value)), share = choice.share / 100;
+  const chosen = choice.layers.map(([groups, qk, v]) => ({ groups, qk, v }));
+  $("keep-value").textContent = percent(choice.kept);
+  $("keep").setAttribute("aria-valuetext", `${percent(choice.kept)}, predicted damage ${plain(choice.damage)} nats`);
+  const loss = choice.expected ?? choice.damage, means = kv ? `perplexity × ${Math.exp(loss).toFixed(3)}` : "per output";
+  $("damage").innerHTML = `${plain(choice.damage)} nats <small>${choice.expected === null ? means : `expect about ${plain(choice.expected)}, ${means}`}</small>`;
   for (const kind of ["qk", "v"]) {
-    const mine = lots.filter((lot) => lot.kind === kind), sum = (width) => mine.reduce((total, lot) => total + lot.price * width(lot), 0);
-    $("kept-" + kind).textContent = percent(sum((lot) => lot.width) / (sum((lot) => lot.widths[0]) || 1));
+    const before = layers.reduce((sum, layer) => sum + layer.kv_heads * layer[kind + "_dim"], 0);
+    $("kept-" + kind).textContent = percent(chosen.reduce((sum, layer) => sum + layer.groups * layer[kind], 0) / (before || 1));
   }
-  const chosen = layers.map((layer) => ({ qk: layer.qk_dim, v: layer.v_dim }));
-  for (const lot of lots) chosen[lot.layer][lot.kind] = lot.width;
-  const bytes = (width) => layers.reduce((sum, layer, l) => sum + 2 * batch * layer.kv_heads * width(l, layer) * cached(layer, context), 0);
-  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].qk + chosen[l].v))} <small>of ${size(bytes((l, layer) => layer.qk_dim + layer.v_dim))}</small>`;
-  const windows = layers.some((layer) => layer.window) ? ` --context ${context}` : "";
-  $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${keep.toFixed(2)}${windows}` : `--keep-attention-params ${keep.toFixed(2)}`} -o plan.json`;
+  const bytes = (numbers) => layers.reduce((sum, layer, l) => sum + 2 * batch * numbers(l, layer) * cached(layer, context), 0);
+  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].groups * (chosen[l].qk + chosen[l].v)))} <small>of ${size(bytes((l, layer) => layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
+  const windows = data.budget.tables.length > 1 ? ` --context ${context}` : "";
+  $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}` : `--keep-attention-params ${share}`} -o plan.json`;
   drawWidths(chosen);
 }
+/** A bar is as high as the width of a head and as wide as the share of key/value heads that stay. */
 function drawWidths(chosen) {
   const W = 1040, H = 190, left = 44, top = 10, half = 70, cell = Math.min(40, (W - left - 8) / layers.length);
   const svg = canvas("widths", W, H, "Kept widths by layer: query/key above, values below");
   const most = Math.max(...layers.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
   [["qk", "qk_dim", 0, "blue", "query/key"], ["v", "v_dim", half + 12, "green", "value"]].forEach(([kind, full, shift, colour, name]) => {
     layers.forEach((layer, l) => {
-      const tall = half * layer[full] / most, kept = half * chosen[l][kind] / most, x = left + l * cell, base = top + shift + half;
-      draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
-      const bar = draw(svg, "rect", { x, y: base - kept, width: cell - 2, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": chosen[l][kind] });
-      draw(bar, "title", {}, `layer ${l}: ${name} ${chosen[l][kind]} of ${layer[full]}`);
-      if (cell >= 22) draw(svg, "text", { x: x + (cell - 2) / 2, y: kept > 16 ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: kept > 16 ? "inside" : "" }, chosen[l][kind]);
+      const { groups, [kind]: width } = chosen[l], x = left + l * cell, base = top + shift + half;
+      const tall = half * layer[full] / most, kept = half * width / most, wide = (cell - 2) * (layer.kv_heads ? groups / layer.kv_heads : 0);
+      const box = draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
+      const bar = draw(svg, "rect", { x, y: base - kept, width: wide, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": width, "data-groups": groups });
+      const heads = groups === layer.kv_heads ? "" : `, ${groups}/${layer.kv_heads} groups`;
+      for (const part of [box, bar]) draw(part, "title", {}, groups ? `layer ${l}: ${name} ${width} of ${layer[full]}${heads}` : `layer ${l}: no attention`);
+      const inside = kept > 16 && wide > 18;
+      if (cell >= 22) draw(svg, "text", { x: x + (inside ? wide : cell - 2) / 2, y: inside ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: inside ? "inside" : "" }, groups ? width : "–");
     });
     const y = top + shift + half / 2;
     draw(svg, "text", { x: 14, y, "text-anchor": "middle", transform: `rotate(-90 14 ${y})` }, name);
@@ -302,13 +282,11 @@ if (measured.length) {
   });
   chooseQuantity(state.quantity); drawHead(); drawCondition();
 }
-if (data.lots.length) {
-  const most = data.model.max_tokens, contexts = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072].filter((n) => n <= most);
-  $("context").replaceChildren(...(contexts.length ? contexts : [most]).map((n) => new Option(grouped(n), n)));
-  $("context").value = String((contexts.length ? contexts : [most]).slice(-1)[0]);
-  $("keep").min = String(Math.ceil(100 * allocate(0, Number($("context").value)).share));
+if (data.budget.tables.length) {
+  $("context").replaceChildren(...data.budget.contexts.map((n) => new Option(grouped(n), n)));
+  $("context").value = String(data.budget.contexts.slice(-1)[0]);
   if (!kv) {
-    $("budget-of").textContent = "attention width";
+    $("budget-of").textContent = "attention parameters";
     for (const id of ["bytes", "context", "batch"]) $(id).parentElement.hidden = true;
   }
   for (const id of ["keep", "context", "batch"]) $(id).addEventListener("input", drawBudget);

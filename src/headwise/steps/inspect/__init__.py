@@ -7,7 +7,8 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterable
-from importlib import metadata, resources
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,18 +19,20 @@ from headwise import __version__
 from headwise.families.calibration import Calibration, file_calibration, text_calibration
 from headwise.families.load import fingerprint, open_model
 from headwise.families.shapes import shape_of
+from headwise.families.texts import DEFAULT_TEXT
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
 from headwise.records.profile import Profile
 from headwise.records.shape import ModelShape
 from headwise.report.page import write_page
+from headwise.steps.inspect.checks import TOKENS as CHECK_TOKENS
+from headwise.steps.inspect.checks import check_predictions
 from headwise.steps.inspect.collect import Collector
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
 from headwise.steps.inspect.work import Work, write_tensors
 
 SPECTRAL_TOKENS = 1024  # spectra of whole attention maps are dear: taken on a few batches of each length only
-DEFAULT_TEXT = resources.files(__name__) / "text" / "default.txt"
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
 
@@ -43,9 +46,12 @@ def inspect(
     tokens: int = 8192,
     lengths: tuple[int, ...] | None = None,
     seed: int = 0,
+    maps: bool = True,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
+
+    Without ``maps`` only what planning and compressing need is measured, in less than half the time, without a page.
 
     ``texts`` are files ("-": standard input; none: the text that comes with headwise), ``inputs`` a folder of
     pictures or a .npz file for models that do not read text. A result that is there already for the same inputs is
@@ -69,6 +75,7 @@ def inspect(
         "spectral_tokens": SPECTRAL_TOKENS,
         "tolerances": list(TOLERANCES),
         "mask_block": CAUSAL_BLOCK,
+        "maps": maps,
     }
     inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
     known = _known(output, inputs_hash)
@@ -77,7 +84,7 @@ def inspect(
     if torch.cuda.is_available():
         cast(Any, model).to("cuda")
     work = Work(output, inputs_hash)
-    collector = _collect(model, shape, calibration, work, seed, progress)
+    collector = _collect(Collector(model, shape, maps=maps), calibration, work, seed, progress)
     profile = Profile(
         model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
         shape=shape,
@@ -89,22 +96,25 @@ def inspect(
         notes=tuple(calibration.notes),
     )
     tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
+    main = [batch.inputs for batch in calibration.batches if batch.main]
+    tensors |= {f"inputs.{n}.{name}": value for n, inputs in enumerate(main) for name, value in inputs.items()}
+    if maps:
+        some = main[-max(1, CHECK_TOKENS // calibration.batches[0].tokens) :]
+        profile = replace(profile, checks=check_predictions(model, profile, tensors, some))
     write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
-    write_page(profile, output / PAGE)
+    if maps:
+        write_page(profile, output / PAGE)
     profile.save(output / PROFILE)
     work.finish()
     return profile
 
 
-def _collect(
-    model: PreTrainedModel, shape: ModelShape, calibration: Calibration, work: Work, seed: int, progress: Progress
-) -> Collector:
+def _collect(collector: Collector, calibration: Calibration, work: Work, seed: int, progress: Progress) -> Collector:
     """Both passes over all batches, from where an earlier run stopped."""
-    collector = Collector(model, shape)
     done, state = work.load()
     collector.resume(state)
-    first = calibration.batches
-    second = [batch for batch in first if batch.main]
+    second = [batch for batch in calibration.batches if batch.main]
+    first = calibration.batches if collector.maps else second
     total = len(first) + len(second)
     spectral = _spectral(calibration)
     for number in range(done, total):
@@ -186,7 +196,7 @@ def _known(output: Path, inputs_hash: str) -> Profile | None:
         )
     if not (output / TENSORS).exists():
         return None
-    if not (output / PAGE).exists():
+    if profile.settings["maps"] and not (output / PAGE).exists():
         write_page(profile, output / PAGE)
     return profile
 

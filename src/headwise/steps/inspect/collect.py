@@ -31,10 +31,11 @@ WIDTH_STEP = 4
 
 
 class Collector:
-    """Statistics of every attention layer of a model, grown batch by batch."""
+    """Statistics of every attention layer of a model, grown batch by batch; without ``maps`` what planning needs."""
 
-    def __init__(self, model: PreTrainedModel, shape: ModelShape) -> None:
+    def __init__(self, model: PreTrainedModel, shape: ModelShape, *, maps: bool = True) -> None:
         self.model = model
+        self.maps = maps
         self.sites: list[Site] = sites_of(model)
         self.layers: tuple[LayerShape, ...] = shape.layers
         self.sums = [Sums() for _ in self.sites]
@@ -64,13 +65,16 @@ class Collector:
             lengths = batch.lengths if attention.causal and batch.lengths else (attention.k_BGSK.shape[2],)
             if batch.main:
                 _add_moments(sums, attention)
+            if not self.maps:
+                return
+            if batch.main:
                 add_overlap(sums, attention)
             add_maps(sums, attention, lengths, spectra=spectra)
             if spectra:
                 add_conditioning(sums, attention, lengths)
 
         with torch.no_grad(), watching(self.model, see):
-            output = self._run(batch)[0]
+            output = self._run(batch, self.model.base_model)[0]
         if not output.isfinite().all():
             raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
 
@@ -92,22 +96,23 @@ class Collector:
         def see(path: str, attention: Attention) -> None:
             if torch.is_grad_enabled():
                 self._add_gradients(self.index[path], attention, drawn[0])
-                with torch.no_grad():
-                    self._add_cuts(self.index[path], attention)
+                if self.maps:
+                    with torch.no_grad():
+                        self._add_cuts(self.index[path], attention)
 
         with frozen(self.model), watching(self.model, see), checkpointed(self.model), torch.enable_grad():
             outputs = self._run(batch)
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_own_output(outputs, seed)
 
-    def _run(self, batch: Batch) -> Any:
+    def _run(self, batch: Batch, model: Any = None) -> Any:
         caching = {"use_cache": False} if any(site.cache != "none" for site in self.sites) else {}
         device, dtype = self.model.device, self.model.dtype
         inputs = {
             name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
             for name, tensor in batch.inputs.items()
         }
-        return self.model(**inputs, **caching)
+        return (model or self.model)(**inputs, **caching)
 
     def _add_gradients(self, i: int, attention: Attention, outputs: int) -> None:
         # The hooks must not hold the tensors they hang on: that circle would keep the whole graph alive.
@@ -189,6 +194,8 @@ def _add_moments(sums: Sums, attention: Attention) -> None:
     sums.add("q_moment", (q.mT @ q).sum(0), B * T)
     sums.add("k_moment", (k.mT @ k).sum(0), B * S)
     sums.add("k_mean", k.sum((0, 2)), B * S)
+    v = attention.v_BGSV.double()
+    sums.add("v_moment", (v.mT @ v).sum(0), B * S)
     sums.add("out_moment", (out.mT @ out).sum(0), B * T)
     sums.add("scale", torch.tensor(attention.scale), 1)  # some models scale their queries instead
     sums.add("causal", torch.tensor(float(attention.causal)), 1)

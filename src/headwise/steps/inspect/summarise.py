@@ -43,16 +43,16 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         return LayerProfile(site.path, False, (), (), (), {})
     units, basis, gram = collector.units[i], collector.bases[i], collector.grams[i]
     lengths = _lengths(sums)
-    found: dict[str, Any] = {
-        **_spectra(site, layer, sums, gram),
-        **_pairs(layer, sums, units),
-        **_by_length(sums, lengths),
-        **_twins(sums),
-        **_cuts(sums, layer),
-        **_value_cuts(layer, sums, basis, gram),
-        **_conditioning(sums, layer, lengths),
-        **_damage(sums, layer, units),
-    }
+    found: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
+    if collector.maps:
+        found |= {
+            **_spectra(site, layer, sums, gram),
+            **_by_length(sums, lengths),
+            **_twins(sums),
+            **_cuts(sums, layer),
+            **_value_cuts(layer, sums, basis, gram),
+            **_conditioning(sums, layer, lengths),
+        }
     values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
     causal = bool(sums.mean("causal"))
     return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values)
@@ -67,6 +67,7 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "q_moment": sums.mean("q_moment"),
         "k_moment": sums.mean("k_moment"),
         "k_mean": sums.mean("k_mean"),
+        "v_moment": sums.mean("v_moment"),
         "out_moment": sums.mean("out_moment"),
         "qk_fisher": sums.mean("qk_fisher"),
         "v_fisher": sums.mean("v_fisher"),

@@ -1,0 +1,82 @@
+"""Running a model block by block over many batches: memory follows one block, and a block can change in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headwise.families.sites import sites_of
+
+
+class _Enough(Exception):
+    """Raised from a hook to leave a forward pass."""
+
+
+class Stream:
+    """What flows between the blocks of a model with one stack: hidden states of all batches, and what else blocks take.
+
+    ``batches`` are inputs of the model without padding.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> None:
+        self.blocks: list[nn.Module] = [site.block for site in sites_of(model)]
+        self.hidden: list[Tensor] = []
+        self._rest: list[list[tuple[tuple, dict]]] = []
+        decoder = any(site.cache != "none" for site in sites_of(model))
+        known: dict[tuple, list[tuple[tuple, dict]]] = {}
+        for batch in batches:
+            shape = tuple(batch[model.main_input_name].shape)
+            first, rest = self._enter(model, batch, decoder, shape not in known)
+            self._rest.append(known.setdefault(shape, rest))
+            self.hidden.append(first)
+
+    def _enter(
+        self, model: PreTrainedModel, batch: dict[str, Tensor], decoder: bool, whole: bool
+    ) -> tuple[Tensor, list[tuple[tuple, dict]]]:
+        """What comes to the first block, and (of a ``whole`` run) all else each block is given: positions and masks."""
+        entered: list[Tensor] = []
+        rest: list[tuple[tuple, dict]] = []
+
+        def see(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            others = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            entered.append(args[0] if args else kwargs["hidden_states"])
+            rest.append((args[1:], others))
+            if not whole:
+                raise _Enough
+
+        handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in self.blocks]
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        try:
+            model.base_model(**inputs, **({"use_cache": False} if decoder else {}))
+        except _Enough:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return entered[0], rest
+
+    def run(self, block: int, number: int) -> Tensor:
+        """What block ``block`` makes of batch ``number``; the stream itself stays where it is."""
+        args, kwargs = self._rest[number][block]
+        output = self.blocks[block](self.hidden[number], *args, **kwargs)
+        return output if isinstance(output, Tensor) else output[0]
+
+    def run_until(self, module: nn.Module, block: int, number: int) -> tuple[tuple, dict[str, Any]]:
+        """Run a block only until ``module`` inside it is called, and return what that is called with."""
+        seen: list[tuple[tuple, dict[str, Any]]] = []
+
+        def see(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            seen.append((args, kwargs))
+            raise _Enough
+
+        handle = module.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            self.run(block, number)
+        except _Enough:
+            pass
+        finally:
+            handle.remove()
+        return seen[0]

@@ -1,0 +1,148 @@
+"""How good a model is on given inputs, and how near to another one: loss, KL divergence, agreement of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
+from transformers import PreTrainedModel
+
+from headwise.families.calibration import Calibration
+from headwise.families.sites import sites_of
+from headwise.records.errors import InputError
+
+ROWS_AT_ONCE = 128  # of logits that are taken to float32 probabilities: a vocabulary is wide
+LOW = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Nats per token of a decoder; nats per token from the first model; cosine to its embeddings, mean and low end."""
+
+    loss: float | None = None
+    kl: float | None = None
+    agreement: float | None = None
+    agreement_p5: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model makes of a batch: logits over its vocabulary (B T words) and one embedding of each input (B D).
+
+    ``seen_BT`` marks the tokens that are not padding.
+    """
+
+    words_BTW: Tensor | None
+    embedding_BD: Tensor | None
+    seen_BT: Tensor
+
+
+class _Mean:
+    """A running mean; None before anything is added."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, total: float, count: int) -> None:
+        self.total, self.count = self.total + total, self.count + count
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+def predicts_next(model: PreTrainedModel) -> bool:
+    """Whether ``model`` is a decoder with a head: it has a perplexity, and it can generate."""
+    return model.can_generate() and all(site.cache == "tokens" for site in sites_of(model))
+
+
+def quality(
+    model: PreTrainedModel,
+    source: str,
+    calibration: Calibration,
+    first: PreTrainedModel | None,
+    progress: Callable[[int, int], None],
+) -> Quality:
+    """The quality of ``model`` on all batches, compared with ``first`` batch by batch, so that no outputs are kept."""
+    predicts = predicts_next(model)
+    nats, far = _Mean(), _Mean()
+    cosines: list[Tensor] = []
+    for number, batch in enumerate(calibration.batches):
+        progress(number, len(calibration.batches))
+        with torch.inference_mode():
+            found = answer(model, source, batch.inputs)
+            if predicts and found.words_BTW is not None:
+                nats.add(*_nats(found.words_BTW, found.seen_BT, batch.inputs["input_ids"].to(model.device)))
+            if first is None:
+                continue
+            wanted = answer(first, "The first model", batch.inputs)
+            if words := _pair(wanted.words_BTW, found.words_BTW):
+                far.add(*_divergence(*words, found.seen_BT))
+            if embeddings := _pair(wanted.embedding_BD, found.embedding_BD):
+                cosines.append(cosine_similarity(*embeddings, dim=-1).cpu())
+    angles = torch.cat(cosines) if cosines else None
+    return Quality(
+        loss=nats.value,
+        kl=far.value,
+        agreement=None if angles is None else angles.mean().item(),
+        agreement_p5=None if angles is None else angles.quantile(LOW).item(),
+    )
+
+
+def answer(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> Answer:
+    """What ``model`` makes of ``inputs``: classifiers embed in their logits, others in the mean of the last states."""
+    given = {
+        name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
+        for name, tensor in inputs.items()
+    }
+    states: list[Tensor] = []
+    handle = model.base_model.register_forward_hook(lambda module, args, output: states.append(output[0]))
+    predicts = predicts_next(model)
+    try:
+        output = cast(Any, model)(**given, **({"use_cache": False} if predicts else {}))
+    finally:
+        handle.remove()
+    logits = output.get("logits")
+    last_BTD = states[-1]
+    if not (last_BTD if logits is None else logits).isfinite().all():
+        raise InputError(f"{source} gives outputs that are not finite numbers.")
+    seen_BT = given.get("attention_mask")
+    if seen_BT is None or seen_BT.shape != last_BTD.shape[:2]:
+        seen_BT = torch.ones(last_BTD.shape[:2], dtype=torch.long, device=last_BTD.device)
+    if logits is not None and logits.ndim == 2:  # noqa: PLR2004 - one row of classes for each input
+        return Answer(None, logits.float(), seen_BT)
+    has_words = logits is not None and (predicts or logits.shape[-1] == getattr(model.config, "vocab_size", None))
+    weight_BT1 = seen_BT[..., None].float()
+    mean_BD = (last_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)
+    return Answer(logits if has_words else None, None if predicts else mean_BD, seen_BT)
+
+
+def _pair(wanted: Tensor | None, found: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Both, where they can be compared."""
+    if wanted is None or found is None or wanted.shape != found.shape:
+        return None
+    return wanted, found
+
+
+def _nats(words_BTW: Tensor, seen_BT: Tensor, ids_BT: Tensor) -> tuple[float, int]:
+    """Negative log-likelihood of all tokens but the first of each row, summed, and how many these are."""
+    counted_BT = torch.zeros_like(seen_BT)
+    counted_BT[:, :-1] = seen_BT[:, :-1] * seen_BT[:, 1:]
+    places, targets, total = counted_BT.flatten().nonzero()[:, 0], ids_BT.flatten(), 0.0
+    for some in places.split(ROWS_AT_ONCE):
+        rows = words_BTW.flatten(0, 1)[some].float()
+        total += cross_entropy(rows, targets[some + 1], reduction="sum").item()
+    return total, len(places)
+
+
+def _divergence(wanted_BTW: Tensor, found_BTW: Tensor, seen_BT: Tensor) -> tuple[float, int]:
+    """KL(wanted || found) of all tokens, summed, and how many these are."""
+    places, total = seen_BT.flatten().nonzero()[:, 0], 0.0
+    for some in places.split(ROWS_AT_ONCE):
+        wanted, found = (part.flatten(0, 1)[some].float().log_softmax(-1) for part in (wanted_BTW, found_BTW))
+        total += kl_div(found, wanted, log_target=True, reduction="sum").item()
+    return total, len(places)

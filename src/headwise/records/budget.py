@@ -1,0 +1,124 @@
+"""What a model may cost: read from what a person asks for, priced layer by layer, and checked at the end."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from headwise.records.cost import DTYPE_BYTES, cost_of
+from headwise.records.errors import InputError
+from headwise.records.shape import LayerShape, ModelShape
+
+Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit"]
+SHARES = ("keep_kv", "keep_attention_params")
+WORDS = {
+    "keep_kv": "KV cache",
+    "keep_attention_params": "attention parameters",
+    "kv_bytes_per_token": "KV cache per token",
+    "fit": "memory for weights and KV cache",
+}
+DEFAULT_CONTEXT = 8192
+UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30, "t": 10**12, "ti": 2**40}
+FIT = re.compile(r"([\d.]+) *([kmgt]i?)?b +at +(\d+)(k?) *(?:[x*] *(\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """``amount`` is a share to keep, or bytes: of KV cache per token, or ("fit") of weights and cache together.
+
+    ``context`` and ``batch`` are the tokens and sequences in the cache (None: what the model was made for, up to
+    8,192), which matter for "fit", and for "keep_kv" where layers with a window cache fewer tokens than others.
+    """
+
+    kind: Kind
+    amount: float
+    context: int | None = None
+    batch: int = 1
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"Unknown budget {self.kind!r}; use one of {', '.join(get_args(Kind))}.")
+        if self.kind in SHARES and not 0 < self.amount <= 1:
+            raise InputError(f"A share lies between 0 and 1, got {self.amount}.")
+        if self.amount <= 0:
+            raise InputError(f"A budget of {self.amount:g} bytes holds no model.")
+        if self.dtype not in DTYPE_BYTES:
+            raise InputError(f"Unknown dtype {self.dtype!r}; use one of {', '.join(DTYPE_BYTES)}.")
+
+    @classmethod
+    def fitting(cls, text: str, dtype: str = "bf16") -> Budget:
+        """The budget that ``text`` like "8GB at 32k x 4" asks for: memory, tokens in the cache, sequences at once."""
+        found = FIT.fullmatch(text.strip())
+        try:
+            size, unit, tokens, thousands, batch = found.groups() if found else ()
+            amount = int(Fraction(size) * UNITS[(unit or "").lower()])
+        except ValueError:
+            raise InputError(
+                f'Cannot read {text!r}: expected memory, tokens and sequences as in "8GB at 32k x 4".'
+            ) from None
+        return cls("fit", amount, int(tokens) * (1024 if thousands else 1), int(batch or 1), dtype)
+
+    def tokens(self, shape: ModelShape) -> int:
+        """Tokens in the cache of the model of ``shape``."""
+        return min(DEFAULT_CONTEXT, shape.max_tokens) or DEFAULT_CONTEXT if self.context is None else self.context
+
+    def measure(self, shape: ModelShape) -> int:
+        """What the budget limits, exactly, of the model of ``shape``."""
+        cost = cost_of(shape, self.tokens(shape), self.batch, self.dtype)
+        found = {
+            "keep_kv": cost.kv_bytes,
+            "keep_attention_params": cost.attention_parameters,
+            "kv_bytes_per_token": cost.kv_bytes_per_token,
+            "fit": cost.total_parameters * DTYPE_BYTES[self.dtype] + cost.kv_bytes,
+        }
+        return found[self.kind]
+
+    def price(self, layer: LayerShape, shape: ModelShape) -> int:
+        """The part of `measure` that ``layer`` has in the model of ``shape`` and loses with its attention."""
+        parameters = layer.parameters(shape.width)
+        if self.kind == "keep_attention_params":
+            return parameters
+        bytes_each = DTYPE_BYTES[self.dtype]
+        per_token = layer.cached_per_token * bytes_each
+        if self.kind == "kv_bytes_per_token":
+            return per_token if layer.cache == "tokens" else 0
+        cached = per_token * layer.cached_tokens(self.tokens(shape), shape.source_tokens) * self.batch
+        return cached if self.kind == "keep_kv" else cached + (parameters + layer.own_norm) * bytes_each
+
+    def limit(self, shape: ModelShape) -> int:
+        """The most that `measure` may give after planning for the model of ``shape``."""
+        full = self.measure(shape)
+        if not full:
+            raise InputError("This model has no KV cache; use --keep-attention-params.")
+        return int(Fraction(str(self.amount)) * full) if self.kind in SHARES else int(self.amount)
+
+    def refusal(self, shape: ModelShape, feasible: int, how: str) -> InputError:
+        """The error that says what is feasible instead, rounded up so that it can be asked for."""
+        full, what = self.measure(shape), WORDS[self.kind]
+        if self.kind in SHARES:
+            asked, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
+            return InputError(f"Keeping {asked} of the {what} is not possible with {how}; the least is {can}.")
+        if self.kind == "kv_bytes_per_token":
+            asked, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
+        else:
+            what += f" at {self.tokens(shape):,} tokens x {self.batch}"
+            asked, can = f"{self.amount / 1e9:.4g} GB", f"{math.ceil(feasible / 1e6) / 1e3:g} GB"
+        return InputError(f"{asked} of {what} are not possible with {how}; the least is {can} (now {full:,} bytes).")
+
+    def facts(self, shape: ModelShape) -> dict[str, Any]:
+        """This budget as a plan records it."""
+        found: dict[str, Any] = {self.kind: self.amount, "dtype": self.dtype}
+        if self.kind in ("keep_kv", "fit"):
+            found["context"] = self.tokens(shape)
+        if self.kind == "fit":
+            found["batch"] = self.batch
+        return found
+
+
+def natural_budget(shape: ModelShape) -> Kind:
+    """What there is to save: the KV cache, or the weights of models without one."""
+    return "keep_kv" if any(layer.cached_per_token for layer in shape.layers) else "keep_attention_params"

@@ -1,0 +1,91 @@
+"""From a profile and a budget to a plan: per layer by auction, or one width for the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headwise.records.allocation import choose, least
+from headwise.records.budget import Budget
+from headwise.records.cost import cost_of
+from headwise.records.damage import expected, plan_damage
+from headwise.records.errors import InputError
+from headwise.records.offers import keep, offers_of
+from headwise.records.plan import LayerPlan, Plan
+from headwise.records.profile import Profile
+from headwise.records.uniform import uniform_layers
+
+
+def plan_for(
+    profile: Profile, budget: Budget, *, multiple: int = 8, protect: Collection[int] = (), uniform: bool = False
+) -> Plan:
+    """The plan that stays within ``budget`` at the least predicted damage.
+
+    Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
+    one set of RoPE pairs, as stock formats want it.
+    """
+    _check(profile, multiple, protect, uniform)
+    shape = profile.shape
+    limit = budget.limit(shape)
+    layers = (
+        _uniform(profile, budget, limit, multiple) if uniform else _auction(profile, budget, limit, multiple, protect)
+    )
+    plan = Plan.make(
+        shape,
+        layers,
+        budget={**budget.facts(shape), "multiple_of": multiple}
+        | ({"protect": sorted(protect)} if protect else {})
+        | ({"uniform": True} if uniform else {}),
+        predicted=_predicted(profile, budget, layers),
+    )
+    spent = budget.measure(shape.planned(plan))
+    if spent > limit:
+        raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
+    return plan
+
+
+def _auction(
+    profile: Profile, budget: Budget, limit: int, multiple: int, protect: Collection[int]
+) -> tuple[LayerPlan, ...]:
+    shape = profile.shape
+    offers = offers_of(profile, lambda layer: budget.price(layer, shape), multiple, protect)
+    if all(len(options) == 1 for options in offers) and budget.measure(shape) > limit:
+        raise InputError("This model has nothing to plan: its attention is latent (MLA), was removed, or is protected.")
+    fixed = budget.measure(shape) - sum(options[0].price for options in offers)
+    if least(offers) + fixed > limit:
+        raise budget.refusal(shape, least(offers) + fixed, f"widths in multiples of {multiple}")
+    chosen = choose(offers, limit - fixed)
+    measured = zip(shape.layers, profile.layers, chosen, strict=True)
+    return tuple(keep(layer, found.values, option) for layer, found, option in measured)
+
+
+def _uniform(profile: Profile, budget: Budget, limit: int, multiple: int) -> tuple[LayerPlan, ...]:
+    narrowest = 0
+    for layers in uniform_layers(profile, multiple):
+        narrowest = budget.measure(profile.shape.planned(Plan.make(profile.shape, layers)))
+        if narrowest <= limit:
+            return layers
+    raise budget.refusal(profile.shape, narrowest, f"one width in multiples of {multiple}")
+
+
+def _predicted(profile: Profile, budget: Budget, layers: Sequence[LayerPlan]) -> dict[str, object]:
+    before, after = profile.shape, profile.shape.planned(Plan.make(profile.shape, tuple(layers)))
+    costs = [cost_of(shape, budget.tokens(before), budget.batch, budget.dtype) for shape in (before, after)]
+    damage = plan_damage(profile, layers)
+    return {
+        "damage": damage,
+        "expected": expected(getattr(profile, "checks", ()), damage),
+        "kept": budget.measure(after) / budget.measure(before),
+        "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
+        "attention_parameters": [cost.attention_parameters for cost in costs],
+    }
+
+
+def _check(profile: Profile, multiple: int, protect: Collection[int], uniform: bool) -> None:
+    if multiple < 1:
+        raise InputError(f"Widths cannot be multiples of {multiple}.")
+    last = len(profile.shape.layers) - 1
+    unknown = sorted(layer for layer in protect if not 0 <= layer <= last)
+    if unknown:
+        raise InputError(f"There is no layer {unknown[0]} to protect: the model has layers 0 to {last}.")
+    if protect and uniform:
+        raise InputError("A uniform plan gives all layers one width, so none can be protected: leave out one of both.")

@@ -1,0 +1,118 @@
+"""What came out: models side by side, by quality, size, bytes in a real cache and speed. All against the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headwise.records.files import Reader, read_record, record_text, write_record
+
+KIND = "scores"
+VERSION = 1
+OPTIONAL = ("loss", "perplexity", "kl", "agreement", "agreement_p5", "accuracy", "cache_bytes_per_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second (median over rounds), and times the first model's speed: median, lowest and highest round."""
+
+    tokens_per_second: float
+    ratio: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, tokens: int, seconds: list[float], first: list[float]) -> Rate:
+        """The rate of a model that took ``seconds`` for ``tokens`` in each round, the first model ``first``."""
+        ratios = [theirs / mine for mine, theirs in zip(seconds, first, strict=True)]
+        return cls(tokens / median(seconds), median(ratios), min(ratios), max(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a model reads ``context`` tokens, and how fast it writes the last ones of them (encoders do not)."""
+
+    context: int
+    prefill: Rate
+    decode: Rate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScores:
+    """One model. What does not apply to it, or was not asked for, is None; `docs/evaluate.md` defines each field.
+
+    ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself.
+    """
+
+    source: str
+    kind: str
+    dtype: str
+    parameters: int
+    attention_parameters: int
+    loss: float | None = None
+    perplexity: float | None = None
+    kl: float | None = None
+    agreement: float | None = None
+    agreement_p5: float | None = None
+    accuracy: float | None = None
+    cache_bytes_per_token: float | None = None
+    speed: tuple[Speed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Models side by side, what they were measured on and with, and what a person should know about it."""
+
+    models: tuple[ModelScores, ...]
+    text: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def json(self) -> str:
+        """These scores as JSON."""
+        return record_text(KIND, VERSION, asdict(self))
+
+    def save(self, path: Path | str) -> None:
+        """Write these scores as JSON, whole or not at all."""
+        write_record(Path(path), KIND, VERSION, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Scores:
+        """Read scores; a damaged or foreign file raises an `InputError` that says what was expected and found."""
+        reader = read_record(Path(path), KIND, VERSION)
+        reader.only("headwise", "version", *(item.name for item in fields(cls)))
+        return cls(
+            models=tuple(_read_model(row) for row in reader.rows("models")),
+            text=reader.mapping("text"),
+            settings=reader.mapping("settings"),
+            versions=reader.mapping("versions"),
+            notes=tuple(str(note.content) for note in reader.rows("notes")),
+        )
+
+
+def _read_model(row: Reader) -> ModelScores:
+    row.only(*(item.name for item in fields(ModelScores)))
+    return ModelScores(
+        source=row.text("source"),
+        kind=row.text("kind"),
+        dtype=row.text("dtype"),
+        parameters=row.integer("parameters"),
+        attention_parameters=row.integer("attention_parameters"),
+        speed=tuple(_read_speed(speed) for speed in row.rows("speed")),
+        **{name: row.number(name) for name in OPTIONAL if row.has(name)},
+    )
+
+
+def _read_speed(row: Reader) -> Speed:
+    row.only(*(item.name for item in fields(Speed)))
+    decode = _read_rate(row.child("decode")) if row.has("decode") else None
+    return Speed(row.integer("context"), _read_rate(row.child("prefill")), decode)
+
+
+def _read_rate(row: Reader) -> Rate:
+    row.only(*(item.name for item in fields(Rate)))
+    return Rate(*(row.number(item.name) for item in fields(Rate)))

@@ -1,0 +1,106 @@
+"""Scores side by side: in the terminal, and as Markdown for model cards, issues and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from headwise.records.scores import ModelScores, Rate, Scores
+
+WIDTH = 110
+
+
+def print_scores(scores: Scores, console: Console | None = None) -> None:
+    """One column per model, one row per measure, and what they were measured on."""
+    console = console or Console(width=None if Console().is_terminal else WIDTH)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("")
+    for name in names(scores):
+        table.add_column(name, justify="right", overflow="fold")
+    for name, cells in rows(scores):
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print(f"\n{caption(scores)}", highlight=False, style="dim")
+
+
+def markdown(scores: Scores) -> str:
+    """The same as a Markdown table, with the notes below it."""
+    lines = ["| | " + " | ".join(map(_escaped, names(scores))) + " |", "| --- |" + " ---: |" * len(scores.models)]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows(scores)]
+    return "\n".join([*lines, "", caption(scores), *(f"\n{note}" for note in scores.notes)]) + "\n"
+
+
+def names(scores: Scores) -> list[str]:
+    """What to call the models: the last part of where they come from, or all of it where that names two of them."""
+    short = [Path(model.source).name or model.source for model in scores.models]
+    return [name if short.count(name) == 1 else model.source for name, model in zip(short, scores.models, strict=True)]
+
+
+def rows(scores: Scores) -> list[tuple[str, list[str]]]:
+    """The name of each measure that some model has, and its cells."""
+    first, models = scores.models[0], scores.models
+    lines: list[tuple[str, Callable[[ModelScores], str]]] = [
+        ("class", lambda model: model.kind),
+        ("precision of the weights", lambda model: model.dtype),
+        ("parameters", lambda model: _share(model.parameters, first.parameters)),
+        ("of these in attention", lambda model: _share(model.attention_parameters, first.attention_parameters)),
+        ("KV cache, bytes per token", lambda model: _share(model.cache_bytes_per_token, first.cache_bytes_per_token)),
+        ("perplexity", lambda model: _number(model.perplexity, ",.3f")),
+        ("KL from the first, nats per token", lambda model: _number(model.kl, ".4f")),
+        ("agreement, mean cosine", lambda model: _number(model.agreement, ".4f")),
+        ("agreement, 5th percentile", lambda model: _number(model.agreement_p5, ".4f")),
+        ("accuracy", lambda model: _number(model.accuracy, ".1%")),
+    ]
+    found = [(name, [show(model) for model in models]) for name, show in lines]
+    for place, speed in enumerate(first.speed):
+        found.append((f"reads {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models]))
+        if speed.decode is not None:
+            found.append((f"writes after {speed.context:,}, tokens/s", [_rate(m.speed[place].decode) for m in models]))
+    return [(name, cells) for name, cells in found if any(cell != "-" for cell in cells)]
+
+
+def caption(scores: Scores) -> str:
+    """What the scores were measured on and with, in a few sentences."""
+    text, settings = scores.text, scores.settings
+    said = []
+    if text:
+        context = f" in windows of {text['context']:,}" if "context" in text else ""
+        said.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.")
+    if settings:
+        threads = f", {settings['threads']} threads" if settings["device"] == "cpu" else ""
+        said.append(f"Run in {settings['precision']} on {settings['device']}{threads}.")
+    if any(model.cache_bytes_per_token is not None for model in scores.models):
+        said.append("The cache is that of a real generation in the precision of the weights.")
+    if settings and len(scores.models) > 1 and any(model.speed for model in scores.models):
+        said.append(
+            f"Speeds are medians of {settings['rounds']} rounds in turns; in brackets times the first model's, with "
+            "the slowest and fastest round."
+        )
+    return " ".join(said)
+
+
+def _share(value: float | None, first: float | None) -> str:
+    if value is None:
+        return "-"
+    shown = f"{value:,.1f}".removesuffix(".0")
+    return shown if not first or value == first else f"{shown} ({value / first:.1%})"
+
+
+def _rate(rate: Rate | None) -> str:
+    if rate is None:
+        return "-"
+    shown = f"{rate.tokens_per_second:,.0f}" if rate.tokens_per_second >= 100 else f"{rate.tokens_per_second:.1f}"  # noqa: PLR2004
+    if rate.lowest == rate.highest == 1:
+        return shown
+    return f"{shown} ({rate.ratio:.2f}x, {rate.lowest:.2f} to {rate.highest:.2f})"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("|", "\\|")

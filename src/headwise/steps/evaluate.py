@@ -1,0 +1,267 @@
+"""From models to scores: how good, how large and how fast they are, side by side, all against the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from headwise.families.calibration import Calibration, file_calibration, window_calibration
+from headwise.families.example import example_inputs
+from headwise.families.labelled import accuracy, check_classifies
+from headwise.families.load import model_class, open_config, open_model, open_shape
+from headwise.families.running import ROUNDS, STEPS, cache_per_token, decoder_speed, encoder_speed
+from headwise.families.save import DTYPES
+from headwise.families.scoring import predicts_next, quality
+from headwise.families.shapes import shape_of
+from headwise.families.texts import read_texts
+from headwise.records.errors import InputError
+from headwise.records.files import check_writable
+from headwise.records.scores import ModelScores, Scores, Speed
+from headwise.records.shape import ModelShape
+
+CONTEXT = 512
+SPEED_AT = (1024, 4096)
+SHORTEST = 16
+WORST = 700.0  # nats: no larger perplexity is a number
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model that runs, in the precision it runs in."""
+
+    source: str
+    model: PreTrainedModel
+    shape: ModelShape
+    calibration: Calibration | None
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """What must agree for two models to be put side by side: what they read, and whether they write."""
+        return self.model.main_input_name, predicts_next(self.model)
+
+
+def evaluate(
+    sources: Sequence[str],
+    *,
+    texts: Iterable[str] = (),
+    inputs: Path | None = None,
+    labels: Path | None = None,
+    tokens: int = 20480,
+    context: int | None = None,
+    speed_at: tuple[int, ...] | None = None,
+    speed: bool = True,
+    output: Path | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Scores:
+    """Measure the models at ``sources`` side by side, and write the scores to ``output`` if it is given.
+
+    ``texts`` are files ("-": standard input; none: the text that comes with headwise), cut into windows of
+    ``context`` tokens (512, or what the models were made for); ``inputs`` a folder of pictures or a .npz file for
+    models that do not read text; ``labels`` a file of ``label<TAB>text`` lines for models that classify text.
+    Speed is measured at the lengths ``speed_at`` (1024 and 4096, as far as the models go). Only for that are all
+    models held in memory at once; otherwise the first and one other.
+    """
+    texts = list(texts)
+    _check(sources, texts, inputs, output)
+    shapes = [open_shape(source) for source in sources]
+    if labels is not None:
+        for source in sources:
+            check_classifies(model_class(open_config(source), source), source)
+    context = _context(sources, shapes, context, tokens)
+    lengths = _lengths(sources, shapes, speed_at)
+    text = None if inputs is not None else read_texts(texts)
+    held: list[Opened] = []
+    models: list[ModelScores] = []
+    notes: list[str] = []
+    for source in sources:
+        model = open_model(source)
+        shown = _facts(source, model)
+        opened = _ready(source, model, held, text, inputs, tokens, context)
+        if labels is not None:
+            shown = replace(shown, accuracy=accuracy(model, source, labels))
+        found, said = _quality(opened, held, progress)
+        models.append(replace(shown, **found))
+        notes += [note for note in said if note not in notes]
+        if speed or not held:
+            held.append(opened)
+    if speed:
+        speeds, said = _speeds(held, lengths, progress)
+        models = [replace(scores, speed=tuple(own)) for scores, own in zip(models, speeds, strict=True)]
+        notes += said
+    first = held[0]
+    scores = Scores(
+        models=tuple(models),
+        text=_text(first.calibration, context),
+        settings=_settings(first.model),
+        versions={name: metadata.version(name) for name in ("headwise", "torch", "transformers")},
+        notes=tuple(notes),
+    )
+    if output is not None:
+        scores.save(output)
+    return scores
+
+
+def _check(sources: Sequence[str], texts: list[str], inputs: Path | None, output: Path | None) -> None:
+    if not sources:
+        raise InputError("Give at least one model.")
+    if texts and inputs is not None:
+        raise InputError("Give text or inputs, not both.")
+    if output is not None and output.is_dir():
+        raise InputError(f"{output} is a folder; give the name of a file.")
+    if output is not None:
+        check_writable(output)
+
+
+def _context(sources: Sequence[str], shapes: list[ModelShape], asked: int | None, tokens: int) -> int:
+    longest = min(shape.max_tokens for shape in shapes)
+    context = min(CONTEXT, longest) if asked is None else asked
+    if asked is not None and asked < SHORTEST:
+        raise InputError(f"A context of {asked} tokens is too short to measure; the shortest is {SHORTEST}.")
+    _check_length(sources, shapes, context)
+    if tokens < context:
+        raise InputError(f"{tokens:,} tokens are asked for, less than one window of {context:,}.")
+    return context
+
+
+def _lengths(sources: Sequence[str], shapes: list[ModelShape], asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    if asked is None:
+        longest = min(shape.max_tokens for shape in shapes)
+        return tuple(length for length in SPEED_AT if length <= longest) or (longest,)
+    for length in asked:
+        if length < SHORTEST:
+            raise InputError(f"A length of {length} tokens is too short to time; the shortest is {SHORTEST}.")
+        _check_length(sources, shapes, length)
+    return tuple(sorted(set(asked)))
+
+
+def _check_length(sources: Sequence[str], shapes: list[ModelShape], length: int) -> None:
+    for source, shape in zip(sources, shapes, strict=True):
+        if length > shape.max_tokens:
+            raise InputError(
+                f"A length of {length:,} is asked for, but {source} was made for {shape.max_tokens:,} tokens."
+            )
+
+
+def _facts(source: str, model: PreTrainedModel) -> ModelScores:
+    """What is read off a model in its own precision."""
+    shape = shape_of(model)
+    return ModelScores(
+        source=source,
+        kind=type(model).__name__,
+        dtype=DTYPES[model.dtype],
+        parameters=shape.total_parameters(),
+        attention_parameters=shape.attention_parameters(),
+        cache_bytes_per_token=cache_per_token(model) if predicts_next(model) else None,
+    )
+
+
+def _ready(
+    source: str,
+    model: PreTrainedModel,
+    held: list[Opened],
+    text: tuple[str, str] | None,
+    inputs: Path | None,
+    tokens: int,
+    context: int,
+) -> Opened:
+    """The model on the machine it runs on, with what it is measured on."""
+    if torch.cuda.is_available():
+        cast(Any, model).to("cuda")
+    else:
+        model.float()  # half precision is slow on a CPU
+    shape = shape_of(model)
+    opened = Opened(source, model, shape, None)
+    if held and held[0].kind != opened.kind:
+        raise InputError(f"{source} is not of the same kind as {held[0].source}: {_kinds(opened, held[0])}.")
+    if inputs is not None:
+        calibration = held[0].calibration if held else file_calibration(model, source, inputs, tokens)
+    elif text is not None and not model.config.is_encoder_decoder:
+        calibration = window_calibration(model, shape, source, *text, tokens, context)
+    else:
+        calibration = None
+    return replace(opened, calibration=calibration)
+
+
+def _kinds(one: Opened, other: Opened) -> str:
+    if one.model.main_input_name != other.model.main_input_name:
+        return f"one reads {one.model.main_input_name}, the other {other.model.main_input_name}"
+    return "only one of them writes text"
+
+
+def _quality(opened: Opened, held: list[Opened], progress: Progress) -> tuple[dict[str, Any], list[str]]:
+    """The scores of a model on its inputs, compared with the first if it reads the same tokens."""
+    calibration = opened.calibration
+    if calibration is None:
+        return {}, [f"{opened.source} is an encoder-decoder: give --inputs to compare what it says."]
+    notes, first = list(calibration.notes), held[0] if held else None
+    same = first is not None and first.calibration is not None and first.calibration.sha256 == calibration.sha256
+    name = Path(opened.source).name
+    measured = quality(
+        opened.model,
+        opened.source,
+        calibration,
+        first.model if first is not None and same else None,
+        lambda done, total: progress(done, total, f"{name}: quality"),
+    )
+    if first is not None and measured.kl is None and measured.agreement is None:
+        reason = (
+            "its outputs have another size" if same else "its tokens are others, so perplexities do not compare either"
+        )
+        notes.append(f"{opened.source} is not compared with {first.source}: {reason}.")
+    perplexity = None if measured.loss is None else math.exp(min(measured.loss, WORST))
+    return {**asdict(measured), "perplexity": perplexity}, notes
+
+
+def _speeds(held: list[Opened], lengths: tuple[int, ...], progress: Progress) -> tuple[list[list[Speed]], list[str]]:
+    """Speeds of each model at each length."""
+    models, first = [opened.model for opened in held], held[0]
+    if first.model.config.is_encoder_decoder:
+        return [[] for _ in held], ["The speed of encoder-decoders is not measured."]
+    by_length: list[list[Speed]] = []
+    if first.model.main_input_name != "input_ids":
+        batch = cast(Calibration, first.calibration).batches[0]
+        said = partial(_say, progress, first.shape.max_tokens)
+        by_length.append(encoder_speed(models, [batch.inputs] * len(held), batch.tokens, first.shape.max_tokens, said))
+    else:
+        for length in lengths:
+            said = partial(_say, progress, length)
+            if predicts_next(first.model):
+                by_length.append(decoder_speed(models, length, said))
+            else:
+                given = [{"input_ids": example_inputs(model, length)["input_ids"][:1]} for model in models]
+                by_length.append(encoder_speed(models, given, length, length, said))
+    return [list(own) for own in zip(*by_length, strict=True)], []
+
+
+def _say(progress: Progress, length: int, number: int) -> None:
+    progress(number, ROUNDS, f"speed at {length:,}")
+
+
+def _text(calibration: Calibration | None, context: int) -> dict[str, Any]:
+    if calibration is None:
+        return {}
+    return {
+        "name": calibration.name,
+        "sha256": calibration.sha256,
+        "tokens": calibration.tokens,
+        **({"context": context} if calibration.batches[0].lengths else {}),
+    }
+
+
+def _settings(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "precision": DTYPES[model.dtype],
+        "device": model.device.type,
+        "threads": torch.get_num_threads(),
+        "rounds": ROUNDS,
+        "decode_steps": STEPS,
+    }

@@ -1,0 +1,80 @@
+"""Fits against the answers that plain least squares and plain differentiation give."""
+
+import torch
+
+from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
+
+
+def same(x):
+    return x
+
+
+def test_pull_and_curve_are_the_derivatives_of_the_divergence_at_the_rows():
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(2, 2, 7, 3, generator=generator, dtype=torch.float64)
+    queries = torch.randn(2, 4, 5, 3, generator=generator, dtype=torch.float64)
+    logits = queries.view(2, 2, 10, 3) @ keys.mT
+    logits = logits.view(2, 4, 5, 7)
+    logits[..., 0, 4:] = -torch.inf  # a row that does not see all keys
+    curve, pull = attention_pull(logits, keys)
+
+    def divergence(q):
+        found = (q.view(2, 2, 10, 3) @ keys.mT).view(2, 4, 5, 7).masked_fill(logits == -torch.inf, -torch.inf)
+        rows = logits.softmax(-1)
+        ratio = torch.where(rows > 0, rows.clamp(min=1e-300).log() - found.log_softmax(-1), 0.0)
+        return (rows * ratio).sum()
+
+    hessian = torch.autograd.functional.hessian(divergence, queries).view(queries.numel(), queries.numel())
+    torch.testing.assert_close(torch.block_diag(*curve.flatten(0, 2)), hessian)
+    torch.testing.assert_close(pull, (curve @ queries[..., None])[..., 0])  # nothing is missing where nothing was cut
+
+
+def test_fitted_queries_solve_the_normal_equations():
+    generator = torch.Generator().manual_seed(1)
+    roots = torch.randn(2, 40, 4, 4, generator=generator, dtype=torch.float64)
+    curve = roots @ roots.mT
+    features = torch.randn(2, 40, 3, generator=generator, dtype=torch.float64)
+    wanted = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    cos, sin = torch.rand(2, 40, 1, generator=generator, dtype=torch.float64).mul(6).cos(), None
+    sin = (1 - cos.square()).sqrt()
+
+    def turn(x, sign=1):
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - sign * second * sin, second * cos + sign * first * sin), dim=-1)
+
+    pull = (curve @ turn(features @ wanted.mT)[..., None])[..., 0]
+    found = fit_queries(curve, pull, features, turn, lambda x: turn(x, -1), penalty=1e-9)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert fit_queries(curve, pull, features, turn, lambda x: turn(x, -1), penalty=10.0).norm() < 0.3 * wanted.norm()
+
+
+def test_temperature_finds_the_factor_that_is_missing():
+    generator = torch.Generator().manual_seed(2)
+    roots = torch.randn(3, 20, 4, 4, generator=generator, dtype=torch.float64)
+    queries = torch.randn(3, 20, 4, generator=generator, dtype=torch.float64)
+    curve, factors = roots @ roots.mT, torch.tensor([0.5, -0.25, 0.0], dtype=torch.float64)
+    pull = (curve @ (queries * factors[:, None, None])[..., None])[..., 0]
+    torch.testing.assert_close(fit_temperature(curve, pull, queries), factors)
+
+
+def test_outputs_are_ridge_regression_whatever_the_scale_of_a_coordinate():
+    generator = torch.Generator().manual_seed(3)
+    heads, missing = (torch.randn(200, n, generator=generator, dtype=torch.float64) for n in (6, 4))
+    weight = torch.rand(200, generator=generator, dtype=torch.float64)
+    fit, scaled = OutputFit(), OutputFit()
+    scale = torch.tensor([1e-3, 1.0, 1e3, 1.0, 1.0, 1.0], dtype=torch.float64)
+    for start in range(0, 200, 50):
+        part = slice(start, start + 50)
+        fit.add(heads[part], missing[part], weight[part])
+        scaled.add(heads[part] * scale, missing[part], weight[part])
+    gram = heads.T @ (weight[:, None] * heads)
+    expected = torch.linalg.solve(gram + 0.3 * gram.diagonal().diag(), heads.T @ (weight[:, None] * missing))
+    torch.testing.assert_close(fit.solve(0.3), expected)
+    torch.testing.assert_close(scaled.solve(0.3) * scale[:, None], expected)
+
+
+def test_coordinates_that_never_occur_are_left_alone():
+    fit = OutputFit()
+    fit.add(torch.zeros(10, 3), torch.ones(10, 2), torch.ones(10))
+    assert fit.solve(0.3).abs().max() == 0
+    assert fit_queries(torch.zeros(1, 5, 2, 2), torch.zeros(1, 5, 2), torch.zeros(1, 5, 3), same, same, 0.1).norm() == 0

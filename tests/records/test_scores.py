@@ -1,0 +1,65 @@
+import json
+
+import pytest
+
+from headwise.records import InputError
+from headwise.records.scores import ModelScores, Rate, Scores, Speed
+
+FIRST = ModelScores(
+    "a/model",
+    "LlamaForCausalLM",
+    "bf16",
+    100,
+    40,
+    loss=3.0,
+    perplexity=20.0,
+    cache_bytes_per_token=512.0,
+    speed=(Speed(64, Rate(10.0, 1.0, 1.0, 1.0), Rate(5.0, 1.0, 1.0, 1.0)),),
+)
+SECOND = ModelScores(
+    "b/model",
+    "ViTModel",
+    "fp32",
+    90,
+    30,
+    kl=0.1,
+    agreement=0.9,
+    agreement_p5=0.8,
+    accuracy=0.5,
+    speed=(Speed(64, Rate(10.0, 1.1, 0.9, 1.2)),),
+)
+SCORES = Scores((FIRST, SECOND), {"name": "text"}, {"rounds": 5}, {"headwise": "0"}, ("A note.",))
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    SCORES.save(tmp_path / "scores.json")
+    assert Scores.load(tmp_path / "scores.json") == SCORES
+    assert json.loads(SCORES.json()) == json.loads((tmp_path / "scores.json").read_text())
+
+
+def test_rates_are_medians_over_rounds_against_the_same_round_of_the_first():
+    rate = Rate.of(100, seconds=[1.0, 2.0, 4.0], first=[2.0, 2.0, 2.0])
+    assert rate == Rate(tokens_per_second=50.0, ratio=1.0, lowest=0.5, highest=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: content.update(headwise="plan"), "expected a headwise scores, found a headwise plan"),
+        (lambda content: content.update(version=9), "pip install -U headwise"),
+        (lambda content: content.update(model=[]), "unknown field 'model'"),
+        (lambda content: content.pop("notes"), "the field 'notes' is missing"),
+        (lambda content: content["models"][0].update(kl="small"), "models 0, kl: expected a number"),
+        (lambda content: content["models"][1].update(parameters=1.5), "models 1, parameters: expected a whole number"),
+        (lambda content: content["models"][1].update(klx=1), "unknown field 'klx'"),
+        (lambda content: content["models"][0]["speed"][0].pop("prefill"), "speed 0: the field 'prefill' is missing"),
+        (lambda content: content["models"][0]["speed"][0]["decode"].update(ratio=None), "ratio: expected a number"),
+    ],
+)
+def test_wrong_files_say_what_is_wrong(change, sentence, tmp_path):
+    content = json.loads(SCORES.json())
+    change(content)
+    (tmp_path / "scores.json").write_text(json.dumps(content))
+    with pytest.raises(InputError) as error:
+        Scores.load(tmp_path / "scores.json")
+    assert sentence in str(error.value)
