@@ -37,9 +37,9 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert json.loads(SCORES.json()) == json.loads((tmp_path / "scores.json").read_text())
 
 
-def test_rates_are_medians_over_rounds_against_the_same_round_of_the_first():
-    rate = Rate.of(100, seconds=[1.0, 2.0, 4.0], first=[2.0, 2.0, 2.0])
-    assert rate == Rate(tokens_per_second=50.0, ratio=1.0, lowest=0.5, highest=2.0)
+def test_rates_are_compared_round_by_round():
+    rate = Rate.of(100, seconds=[2.0, 4.0, 8.0], first=[2.0, 12.0, 16.0])
+    assert rate == Rate(tokens_per_second=50.0, ratio=2.0, lowest=1.0, highest=3.0)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,14 @@ def test_windows_follow_one_another_and_encoders_get_their_special_tokens(folder
     assert scores.text["name"] == "headwise's default text" and scores.models[0].speed[0].decode is None
 
 
+def test_line_ends_of_other_systems_change_nothing(folder, tmp_path):
+    lines = TEXT.replace(" ", "\n")
+    (tmp_path / "unix.txt").write_bytes(lines.encode())
+    (tmp_path / "windows.txt").write_bytes(lines.replace("\n", "\r\n").encode())
+    found = [run(folder, "dense", texts=[str(tmp_path / name)]) for name in ("unix.txt", "windows.txt")]
+    assert found[0].models == found[1].models
+
+
 def test_models_take_turns():
     calls = []
     taken = running.in_turns([lambda name=name: calls.append(name) for name in "abc"])

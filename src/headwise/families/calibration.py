@@ -92,6 +92,19 @@ def text_calibration(
     return Calibration(tuple(batches), name, notes)
 
 
+def other_windows(
+    model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, calibration_tokens: int, tokens: int
+) -> Calibration:
+    """``tokens`` of ``text`` from between the windows that `text_calibration` takes for ``calibration_tokens``."""
+    ids, _, _ = _tokenize(source, _thinned(text, calibration_tokens))
+    length = min(max(DEFAULT_LENGTHS), shape.max_tokens, len(ids))
+    taken = np.linspace(0, len(ids) - length, max(2, calibration_tokens // length))
+    between = ((taken[:-1] + taken[1:]) / 2).round().astype(int)
+    chosen = between[np.linspace(0, len(between) - 1, max(1, min(len(between), tokens // length))).round().astype(int)]
+    batches = tuple(Batch({"input_ids": torch.tensor([ids[i : i + length]])}, length, (length,)) for i in chosen)
+    return Calibration(batches, name)
+
+
 def window_calibration(
     model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, tokens: int, context: int
 ) -> Calibration:

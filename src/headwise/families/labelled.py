@@ -51,7 +51,7 @@ def read_examples(path: Path, config: PreTrainedConfig, source: str) -> list[tup
         if not tab:
             raise InputError(f"{path}, line {number}: expected a label, a tab and a text, found no tab.")
         index = names.get(label.strip(), int(label) if label.strip().isdecimal() else -1)
-        if index not in range(config.num_labels):
+        if index not in range(cast(int, config.num_labels)):
             raise InputError(
                 f"{path}, line {number}: {source} knows no label {label!r}; it knows {', '.join(map(str, names))}."
             )

@@ -51,35 +51,36 @@ def refit_student(
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are left alone where norms
     stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream.
     """
-    sites, layers = sites_of(model), shape_of(model).layers
-    new_layers = shape_of(student).layers
-    new_sites = iter(zip(sites_of(student), new_layers, range(len(new_layers)), strict=True))
     teacher, learner = Stream(model, batches), Stream(student, batches)
+    tokens = sum(len(x) * x.shape[1] for x in teacher.hidden)
+    old = list(zip(sites_of(model), shape_of(model).layers, plan.layers, strict=True))
+    new = iter(enumerate(zip(sites_of(student), shape_of(student).layers, strict=True)))
     seen: dict[str, Attention] = {}
     with torch.no_grad(), watching(model, seen.__setitem__):
-        for i, (site, layer, change) in enumerate(zip(sites, layers, plan.layers, strict=True)):
-            progress(i, len(sites), "refitting")
-            new, new_layer, j = (None, None, -1) if change.dropped else next(new_sites)
+        for i, (site, layer, change) in enumerate(old):
+            progress(i, len(old), "refitting")
+            if change.dropped:
+                teacher.hidden = [teacher.run(i, n) for n in range(len(batches))]
+                continue
+            j, (own, own_layer) = next(new)
             asks = None
-            narrower = new_layer is not None and 0 < new_layer.qk_dim < layer.qk_dim
-            if narrower and not site.family.norms and {"queries", "temperature"} & set(pieces):
-                asks = _Queries(site, layer, change, new, new_layer, sum(len(x) * x.shape[1] for x in teacher.hidden))
+            if 0 < own_layer.qk_dim < layer.qk_dim and not site.family.norms and set(pieces) - {"outputs"}:
+                asks = _Queries(site, layer, change, own, own_layer, tokens)
             after, given = [], []
             for n in range(len(batches)):
                 out, attended = _watched(teacher, site, i, n)
                 after.append(out)
                 given.append(attended)
                 if asks:
-                    asks.add(seen[site.path], *learner.run_until(new.module, j, n), n)
+                    asks.add(seen[site.path], *learner.run_until(own.module, j, n), n)
                 seen.clear()
             if asks:
                 asks.answer(only_temperature="queries" not in pieces)
-            if new and not new.removed and "outputs" in pieces and not site.stack.norm_behind:
-                _fit_outputs(teacher, learner, new, new_layer, j, given)
-            if new:
-                learner.hidden = [learner.run(j, n) for n in range(len(batches))]
+            if not own.removed and "outputs" in pieces and not site.stack.norm_behind:
+                _fit_outputs(teacher, learner, own, own_layer, j, given)
+            learner.hidden = [learner.run(j, n) for n in range(len(batches))]
             teacher.hidden = after
-    progress(len(sites), len(sites), "refitting")
+    progress(len(old), len(old), "refitting")
 
 
 def _watched(stream: Stream, site: Site, block: int, number: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy, kl_div
+from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Calibration
 from headwise.families.sites import sites_of
+from headwise.linalg.divergence import divergence
 from headwise.records.errors import InputError
 
 ROWS_AT_ONCE = 128  # of logits that are taken to float32 probabilities: a vocabulary is wide
@@ -81,7 +82,8 @@ def quality(
                 continue
             wanted = answer(first, "The first model", batch.inputs)
             if words := _pair(wanted.words_BTW, found.words_BTW):
-                far.add(*_divergence(*words, found.seen_BT))
+                seen = found.seen_BT.bool()
+                far.add(divergence(words[0][seen], words[1][seen]), int(seen.sum()))
             if embeddings := _pair(wanted.embedding_BD, found.embedding_BD):
                 cosines.append(cosine_similarity(*embeddings, dim=-1).cpu())
     angles = torch.cat(cosines) if cosines else None
@@ -136,13 +138,4 @@ def _nats(words_BTW: Tensor, seen_BT: Tensor, ids_BT: Tensor) -> tuple[float, in
     for some in places.split(ROWS_AT_ONCE):
         rows = words_BTW.flatten(0, 1)[some].float()
         total += cross_entropy(rows, targets[some + 1], reduction="sum").item()
-    return total, len(places)
-
-
-def _divergence(wanted_BTW: Tensor, found_BTW: Tensor, seen_BT: Tensor) -> tuple[float, int]:
-    """KL(wanted || found) of all tokens, summed, and how many these are."""
-    places, total = seen_BT.flatten().nonzero()[:, 0], 0.0
-    for some in places.split(ROWS_AT_ONCE):
-        wanted, found = (part.flatten(0, 1)[some].float().log_softmax(-1) for part in (wanted_BTW, found_BTW))
-        total += kl_div(found, wanted, log_target=True, reduction="sum").item()
     return total, len(places)

@@ -12,6 +12,6 @@ def divergence(wanted_NC: Tensor, found_NC: Tensor) -> float:
     """KL(wanted || found) of rows of logits, summed over the rows."""
     total = 0.0
     for wanted, found in zip(wanted_NC.split(ROWS_AT_ONCE), found_NC.split(ROWS_AT_ONCE), strict=True):
-        rows = (logits.float().log_softmax(-1) for logits in (found, wanted))
-        total += kl_div(*rows, log_target=True, reduction="sum").item()
+        now, before = (logits.float().log_softmax(-1) for logits in (found, wanted))
+        total += kl_div(now, before, log_target=True, reduction="sum").item()
     return total

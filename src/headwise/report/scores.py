@@ -17,7 +17,7 @@ def print_scores(scores: Scores, console: Console | None = None) -> None:
     """One column per model, one row per measure, and what they were measured on."""
     console = console or Console(width=None if Console().is_terminal else WIDTH)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in names(scores):
         table.add_column(name, justify="right", overflow="fold")
     for name, cells in rows(scores):
@@ -49,7 +49,7 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
         ("of these in attention", lambda model: _share(model.attention_parameters, first.attention_parameters)),
         ("KV cache, bytes per token", lambda model: _share(model.cache_bytes_per_token, first.cache_bytes_per_token)),
         ("perplexity", lambda model: _number(model.perplexity, ",.3f")),
-        ("KL from the first, nats per token", lambda model: _number(model.kl, ".4f")),
+        ("KL from the first, nats", lambda model: _number(model.kl, ".4f")),
         ("agreement, mean cosine", lambda model: _number(model.agreement, ".4f")),
         ("agreement, 5th percentile", lambda model: _number(model.agreement_p5, ".4f")),
         ("accuracy", lambda model: _number(model.accuracy, ".1%")),
@@ -76,8 +76,8 @@ def caption(scores: Scores) -> str:
         said.append("The cache is that of a real generation in the precision of the weights.")
     if settings and len(scores.models) > 1 and any(model.speed for model in scores.models):
         said.append(
-            f"Speeds are medians of {settings['rounds']} rounds in turns; in brackets times the first model's, with "
-            "the slowest and fastest round."
+            f"Speeds: the fastest of {settings['rounds']} rounds in turns; in brackets times the first model's, the "
+            "median and the range over rounds."
         )
     return " ".join(said)
 

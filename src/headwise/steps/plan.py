@@ -43,11 +43,14 @@ def read_budget(
     fit: str | None = None,
     context: int | None = None,
     dtype: str = "bf16",
+    max_damage: str | None = None,
 ) -> Budget:
     """The one budget that is given."""
-    given = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    given = (keep_kv, keep_attention_params, kv_bytes_per_token, fit, max_damage)
     if sum(value is not None for value in given) != 1:
-        raise InputError("Give one budget: --keep-kv, --keep-attention-params, --kv-bytes-per-token or --fit.")
+        raise InputError(
+            "Give one budget: --keep-kv, --keep-attention-params, --kv-bytes-per-token, --fit or --max-damage."
+        )
     if fit is not None and context is not None:
         raise InputError('--fit names its own context, as in "8GB at 32k x 4": leave out --context.')
     if keep_kv is not None:

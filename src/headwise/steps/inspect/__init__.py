@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import metadata
@@ -19,7 +18,7 @@ from headwise import __version__
 from headwise.families.calibration import Calibration, file_calibration, text_calibration
 from headwise.families.load import fingerprint, open_model
 from headwise.families.shapes import shape_of
-from headwise.families.texts import DEFAULT_TEXT
+from headwise.families.texts import read_texts
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
@@ -156,24 +155,7 @@ def _calibration(
 ) -> Calibration:
     if inputs is not None:
         return file_calibration(model, source, inputs, tokens)
-    if texts:
-        return text_calibration(model, shape, source, "\n\n".join(map(_read, texts)), _name(texts), tokens, lengths)
-    text = DEFAULT_TEXT.read_text(encoding="utf-8")
-    return text_calibration(model, shape, source, text, "headwise's default text", tokens, lengths)
-
-
-def _read(name: str) -> str:
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return raw.decode("utf-8")
-    except FileNotFoundError:
-        raise InputError(f"There is no file {name}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name} cannot be read as text: {error}.") from None
-
-
-def _name(texts: list[str]) -> str:
-    return ", ".join("standard input" if name == "-" else name for name in texts)
+    return text_calibration(model, shape, source, *read_texts(texts), tokens, lengths)
 
 
 def _check_output(output: Path, source: str) -> None:
