@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headwise import __version__
 from headwise.records.errors import InputError
+
+if TYPE_CHECKING:
+    from headwise.records.budget import Budget
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +30,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
+DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
@@ -171,22 +175,30 @@ def plan(
     from headwise.report.plans import print_plan
     from headwise.steps.plan import make_plan, read_budget, read_layers
 
-    given = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budgets = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
     budget = None
-    if max_damage is None or any(value is not None for value in given):
-        budget = read_budget(*given, context, dtype, max_damage)
+    if max_damage is None or any(value is not None for value in budgets):
+        budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit, context, dtype, max_damage)
     protected = frozenset() if protect is None else read_layers(protect)
     file = None if dry_run else output
     folder = _profile_of(source, text)
-    options = {"multiple": multiple_of, "protect": protected, "uniform": uniform}
     if budget is not None:
-        made, measured = make_plan(folder, file, budget, **options)
+        made, measured = make_plan(folder, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
     else:
         with _importing():
             from headwise.steps.search import plan_within, read_bound
         with _progress() as progress:
             bound = read_bound(max_damage or "")
-            made, measured = plan_within(folder, file, bound, texts=text or (), progress=progress, **options)
+            made, measured = plan_within(
+                folder,
+                file,
+                bound,
+                texts=text or (),
+                multiple=multiple_of,
+                protect=protected,
+                uniform=uniform,
+                progress=progress,
+            )
     if as_json:
         typer.echo(made.text())
         return
@@ -298,19 +310,81 @@ def evaluate(
 
 
 @app.command()
+def run(
+    model: Model,
+    keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
+    keep_attention_params: Annotated[
+        float | None, typer.Option(help="Share of the attention parameters to keep, for models without a cache.")
+    ] = None,
+    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".'),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to measure on.")] = None,
+    eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 8192,
+    eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
+    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inspect, plan, compress and evaluate a model in one folder. A rerun goes on where the last one stopped."""
+    from headwise.steps.plan import read_budget
+
+    if all(value is None for value in (keep_kv, keep_attention_params, kv_bytes_per_token, fit)):
+        keep_kv = DEFAULT_SHARE
+    budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
+    options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
+    _run(model, folder, budget, as_json, speed=speed, **options)
+
+
+@app.command()
 def demo() -> None:
-    """Open SmolLM2-135M from its PyPI wheel: what it costs, a sentence of its own, and what its heads really use."""
+    """The whole line on SmolLM2-135M, from its PyPI wheel: keep 75 % of its KV cache, in a few minutes."""
     typer.echo("Opening SmolLM2-135M-Instruct (converted once, then kept in your cache folder) ...", err=True)
     with _importing():
         from headwise.steps.demo import demo_model
         from headwise.steps.generate import continue_text
+    from headwise.steps.plan import read_budget
 
-    folder = str(demo_model())
+    folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
+    typer.echo("\nMeasuring, planning, cutting and evaluating, with little text to be quick ...", err=True)
+    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "speed": False}
+    _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
+    prompt = "The capital of France is Paris, and the capital of Germany is"
+    for name in (folder, str(made / "model")):
+        typer.echo(f"\n{Path(name).name}: {continue_text(name, prompt)}")
+    typer.echo(
+        f'\nAutoModelForCausalLM.from_pretrained("{made / "model"}", trust_remote_code=True) opens it anywhere; with '
+        "headwise imported it needs no trust_remote_code."
+    )
+
+
+def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any) -> None:
+    """Walk the whole line and print what came out."""
+    with _importing():
+        from headwise.report.plans import print_plan
+        from headwise.report.scores import print_scores
+        from headwise.run import PLAN, SCORES, run
+        from headwise.steps.inspect import PAGE
+
+    command = shlex.join(["headwise", *sys.argv[1:]])
+    with _progress() as progress:
+        profile, plan, scores = run(model, folder, budget, command=command, progress=progress, **options)
+    for note in (*profile.notes, *scores.notes):
+        typer.echo(f"headwise: {note}", err=True)
+    if as_json:
+        typer.echo(scores.json())
+        return
+    print_plan(plan, profile)
     typer.echo()
-    typer.echo(continue_text(folder, "The capital of France is Paris, and the capital of Germany is"))
-    typer.echo("\nMeasuring its attention on 1,024 tokens; headwise inspect takes 8,192 by default ...", err=True)
-    inspect(folder, tokens=1024, lengths="64,128,256,512", output=Path("headwise-demo"))
+    print_scores(scores)
+    typer.echo(f"\n{folder / PLAN}\n{folder / SCORES}\n{folder / 'model'}\n{folder / PAGE}  <- open in a browser")
 
 
 def _profile_of(source: str, text: list[str] | None) -> Path:
