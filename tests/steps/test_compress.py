@@ -1,0 +1,172 @@
+"""Models out of plans: every method, refits that help, odd inputs, and no half-written folder."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from headwise.families import refit
+from headwise.families.load import open_model
+from headwise.families.own_loss import own_divergence
+from headwise.families.reduce import profiled_inputs, reduce_model
+from headwise.records.budget import Budget
+from headwise.records.errors import InputError
+from headwise.records.plan import LayerPlan, Plan
+from headwise.steps.compress import compress, read_pieces
+from headwise.steps.inspect import inspect
+from headwise.steps.plan import make_plan
+from tests.tiny import tiny
+from tests.tokens import save_tokenizer
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from here " * 8
+
+
+def prepared(folder, model, text=TEXT, tokens=96, share=0.5, multiple=2):
+    """The folders of a model and its profile, and a plan."""
+    model.save_pretrained(folder / "model")
+    save_tokenizer(folder / "model")
+    (folder / "text.txt").write_text(text)
+    source = str(folder / "model")
+    inspect(source, folder / "run", texts=[str(folder / "text.txt")], tokens=tokens, lengths=(16,), maps=False)
+    make_plan(folder / "run", folder / "plan.json", Budget("keep_kv", share), multiple=multiple)
+    return source, folder / "plan.json"
+
+
+def reduced(folder, *given):
+    """The tensors of a profile and the student made from it, without saving."""
+    source, plan = prepared(folder, *given)
+    tensors = load_file(folder / "run" / "profile.safetensors")
+    return tensors, reduce_model(open_model(source), Plan.load(plan), tensors)[0]
+
+
+def distance(source, folder, run):
+    return far(open_model(source), open_model(str(folder)), load_file(run / "profile.safetensors"))
+
+
+def far(model, student, tensors):
+    total, rows = 0.0, 0
+    with torch.no_grad():
+        for batch in profiled_inputs(tensors):
+            some, count = own_divergence(model(**batch), student(**batch))
+            total, rows = total + some, rows + count
+    return total / rows
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    return folder, *prepared(folder, tiny("llama"))
+
+
+def test_every_method_gives_a_model_and_refitting_the_nearest(llama, tmp_path):
+    folder, source, plan = llama
+    found = {}
+    for name, options in {
+        "svd": {"method": "svd"},
+        "token-weighted": {"method": "token-weighted"},
+        "weighted": {"method": "weighted", "refit": ()},
+        "refitted": {},
+    }.items():
+        said = compress(source, plan, tmp_path / name, **options)
+        assert said["refit"] == (["queries", "outputs"] if name == "refitted" else [])
+        found[name] = distance(source, tmp_path / name, folder / "run")
+    assert found["refitted"] == min(found.values())
+    card = (tmp_path / "refitted" / "README.md").read_text()
+    assert "queries and outputs refitted by least squares" in card
+
+
+def test_a_plan_that_keeps_everything_changes_nothing(llama, tmp_path):
+    folder, source, plan = llama
+    whole = Plan.load(plan)
+    full = Plan(
+        whole.family, whole.width, whole.before, tuple(LayerPlan(*dims) for dims in whole.before), profile=whole.profile
+    )
+    full.save(tmp_path / "full.json")
+    assert compress(source, tmp_path / "full.json", tmp_path / "out")["refit"] == []
+    assert distance(source, tmp_path / "out", folder / "run") == pytest.approx(0, abs=1e-6)
+
+
+def test_a_crash_in_the_middle_leaves_no_folder(llama, tmp_path, monkeypatch):
+    _, source, plan = llama
+
+    def crash(*args, **kwargs):
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(refit, "fit_queries", crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        compress(source, plan, tmp_path / "deep" / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_half(dtype, tmp_path):
+    source, plan = prepared(tmp_path, tiny("llama").to(dtype))
+    compress(source, plan, tmp_path / "out")
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert student.dtype == dtype
+    assert torch.isfinite(student(torch.arange(3, 20)[None]).logits).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("the " * 200, 64), (TEXT, 16)],
+    ids=["constant text", "fewer tokens than widths"],
+)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+def test_poor_statistics_give_finite_models(name, text, tokens, tmp_path):
+    _, student = reduced(tmp_path, tiny(name), text, tokens)
+    assert all(tensor.isfinite().all() for tensor in student.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_heads_of_zeros_are_cut_like_others(name, tmp_path):
+    model = tiny(name)
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            if "layers.0.self_attn" in key or "h.0.attn" in key:
+                tensor.zero_()
+    tensors, student = reduced(tmp_path, model)
+    assert far(model, student, tensors) < 1
+
+
+def test_weights_that_are_not_numbers_are_refused(llama, tmp_path):
+    folder, _, plan = llama
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "nan")
+    with pytest.raises(InputError, match="not all finite"):
+        compress(str(tmp_path / "nan"), plan, tmp_path / "out", profile=folder / "run")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_without_its_text_can_be_cut_but_not_refitted(llama, tmp_path):
+    from safetensors.torch import save_file
+
+    folder, source, plan = llama
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile.json").write_text((folder / "run" / "profile.json").read_text())
+    kept = {k: v for k, v in load_file(folder / "run" / "profile.safetensors").items() if not k.startswith("inputs.")}
+    save_file(kept, tmp_path / "run" / "profile.safetensors")
+    with pytest.raises(InputError, match="inspect the model again"):
+        compress(source, plan, tmp_path / "out", profile=tmp_path / "run")
+    compress(source, plan, tmp_path / "out", profile=tmp_path / "run", refit=())
+
+
+def test_refitting_without_a_profile_is_refused(llama, tmp_path):
+    _, source, plan = llama
+    body = json.loads(plan.read_text())
+    body["profile"] = ""
+    (tmp_path / "plan.json").write_text(json.dumps(body))
+    with pytest.raises(InputError, match="Fitting needs the text of a profile"):
+        compress(source, tmp_path / "plan.json", tmp_path / "out", refit=("outputs",))
+
+
+@pytest.mark.parametrize("text", ["", "query", "queries,temperature"])
+def test_unknown_pieces_are_refused(text):
+    with pytest.raises(InputError, match="Fit queries or temperature"):
+        read_pieces(text)
+    assert read_pieces("none") == ()
+    assert read_pieces("temperature, outputs") == ("temperature", "outputs")
