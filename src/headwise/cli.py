@@ -272,7 +272,7 @@ def evaluate(
         int | None, typer.Option(help="Tokens in a window; by default 512, or what the models were made for.")
     ] = None,
     speed_at: Annotated[
-        str | None, typer.Option(help="Lengths to time at; by default 1024,4096 as far as the models go.")
+        str | None, typer.Option(help="Lengths to time at; by default 1024, or as far as the models go.")
     ] = None,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Scores to write, as JSON.")] = None,

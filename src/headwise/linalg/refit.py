@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STEPS = 20  # of conjugate gradients; more of them change nothing that can be measured
+STEPS = 20  # of conjugate gradients
 Turn = Callable[[Tensor], Tensor]
 
 

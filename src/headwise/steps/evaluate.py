@@ -28,7 +28,7 @@ from headwise.records.scores import ModelScores, Scores, Speed
 from headwise.records.shape import ModelShape
 
 CONTEXT = 512
-SPEED_AT = (1024, 4096)
+SPEED_AT = (1024,)
 SHORTEST = 16
 WORST = 700.0  # nats: no larger perplexity is a number
 Progress = Callable[[int, int, str], None]
@@ -67,7 +67,7 @@ def evaluate(
     ``texts`` are files ("-": standard input; none: the text that comes with headwise), cut into windows of
     ``context`` tokens (512, or what the models were made for); ``inputs`` a folder of pictures or a .npz file for
     models that do not read text; ``labels`` a file of ``label<TAB>text`` lines for models that classify text.
-    Speed is measured at the lengths ``speed_at`` (1024 and 4096, as far as the models go). Only for that are all
+    Speed is measured at the lengths ``speed_at`` (1024, or as far as the models go). Only for that are all
     models held in memory at once; otherwise the first and one other.
     """
     texts = list(texts)

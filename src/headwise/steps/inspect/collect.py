@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ CUTS = (0.25, 0.5, 0.75)
 CUT_ROWS = 64
 MASKS = ("qk", "v", "head")
 WIDTH_STEP = 4
+ACTIVATIONS = 1 << 29  # numbers (2 GB) that a backward pass may keep; beyond that every block runs twice instead
 
 
 class Collector:
@@ -38,6 +40,7 @@ class Collector:
         self.maps = maps
         self.sites: list[Site] = sites_of(model)
         self.layers: tuple[LayerShape, ...] = shape.layers
+        self.width = shape.width
         self.sums = [Sums() for _ in self.sites]
         self.index = {site.path: i for i, site in enumerate(self.sites)}
         self.units: dict[int, Units] = {}
@@ -91,19 +94,26 @@ class Collector:
     def differentiate(self, batch: Batch, seed: int) -> None:
         """Second pass: gradients of the masks on every unit, and what cut heads would do to rows and outputs."""
 
-        drawn: list[int] = []  # labels the loss adds up; known when the first block runs again
+        drawn: list[int] = []  # labels the loss adds up; known when gradients come
 
         def see(path: str, attention: Attention) -> None:
             if torch.is_grad_enabled():
-                self._add_gradients(self.index[path], attention, drawn[0])
+                self._add_gradients(self.index[path], attention, drawn)
                 if self.maps:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
-        with frozen(self.model), watching(self.model, see), checkpointed(self.model), torch.enable_grad():
+        sparing = checkpointed(self.model) if self._activations(batch) > ACTIVATIONS else nullcontext()
+        with frozen(self.model), watching(self.model, see), sparing, torch.enable_grad():
             outputs = self._run(batch)
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_own_output(outputs, seed)
+
+    def _activations(self, batch: Batch) -> float:
+        """About how many numbers a backward pass without checkpoints would keep: widths of all matrix products."""
+        width = self.width
+        rest = sum(2 * layer.rest_matmul / width + 12 * width for layer in self.layers)
+        return batch.tokens * rest
 
     def _run(self, batch: Batch, model: Any = None) -> Any:
         caching = {"use_cache": False} if any(site.cache != "none" for site in self.sites) else {}
@@ -114,7 +124,7 @@ class Collector:
         }
         return (model or self.model)(**inputs, **caching)
 
-    def _add_gradients(self, i: int, attention: Attention, outputs: int) -> None:
+    def _add_gradients(self, i: int, attention: Attention, drawn: list[int]) -> None:
         # The hooks must not hold the tensors they hang on: that circle would keep the whole graph alive.
         k, out = attention.k_BGSK.detach(), attention.out_BTHV.detach()
         block = CAUSAL_BLOCK if attention.causal else max(out.shape[1], k.shape[2])
@@ -125,7 +135,7 @@ class Collector:
                 return
             if not all(sample.isfinite().all() for sample in samples.values()):
                 raise InputError(f"The gradients in {self.sites[i].path} are NaN or infinite; try it in float32.")
-            add_fisher(self.sums[i], samples, len(k), outputs)
+            add_fisher(self.sums[i], samples, len(k), drawn[0])
 
         def see_out(gradient: Tensor) -> None:
             samples["v"], samples["head"] = value_gradients(out, gradient, self.bases[i], block)
