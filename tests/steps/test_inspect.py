@@ -21,7 +21,7 @@ from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, Profile
-from headwise.steps.inspect import inspect
+from headwise.steps.inspect import collect, inspect
 from headwise.steps.inspect.work import FILE
 from headwise.steps.plan import make_plan
 from tests.tiny import MODELS, tiny
@@ -203,6 +203,17 @@ def test_damage_predicts_small_cuts(tmp_path):
             predicted.append(layer.values["head_damage"][h])
     assert np.corrcoef(np.log(predicted), np.log(measured))[0, 1] > 0.9
     assert 0.5 < np.exp(np.mean(np.log(predicted)) - np.mean(np.log(measured))) < 2
+
+
+def test_lean_and_fast_backward_passes_measure_the_same(llama, tmp_path, monkeypatch):
+    options = {"texts": [str(tmp_path / "text.txt")], "tokens": 64, "lengths": (16,), "maps": False}
+    inspect(str(llama), tmp_path / "fast", **options)
+    monkeypatch.setattr(collect, "ACTIVATIONS", 0)
+    inspect(str(llama), tmp_path / "lean", **options)
+    fast, lean = (load_file(tmp_path / name / "profile.safetensors") for name in ("fast", "lean"))
+    assert fast.keys() == lean.keys()
+    for name, tensor in fast.items():
+        torch.testing.assert_close(lean[name], tensor, rtol=1e-3, atol=1e-6)
 
 
 def test_the_same_twice_and_a_finished_run_is_not_repeated(llama, tmp_path):

@@ -1,4 +1,4 @@
-"""Backward passes whose memory follows one block: every block runs again when its gradient is due."""
+"""Backward passes through frozen models; lean ones follow one block in memory, which runs again for its gradient."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ def checkpointed(model: PreTrainedModel) -> Generator[None, None, None]:
     finally:
         for block in blocks:
             del block.forward
+
+
+@contextmanager
+def tracked(model: PreTrainedModel) -> Generator[None, None, None]:
+    """Let gradients flow through the blocks of a frozen model, and keep all they need: fast, not lean."""
+
+    def start(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if not torch.is_grad_enabled() or hidden.requires_grad:
+            return args, kwargs
+        hidden = hidden.detach().requires_grad_()
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    blocks = {id(site.block): site.block for site in sites_of(model)}.values()
+    handles = [block.register_forward_pre_hook(start, with_kwargs=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _run_twice(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Batch
-from headwise.families.checkpointing import checkpointed, frozen
+from headwise.families.checkpointing import checkpointed, frozen, tracked
 from headwise.families.layout import layout_of
 from headwise.families.own_loss import backward_from_own_output
 from headwise.families.probe import watching
@@ -103,8 +102,8 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
-        sparing = checkpointed(self.model) if self._activations(batch) > ACTIVATIONS else nullcontext()
-        with frozen(self.model), watching(self.model, see), sparing, torch.enable_grad():
+        through = checkpointed if self._activations(batch) > ACTIVATIONS else tracked
+        with frozen(self.model), watching(self.model, see), through(self.model), torch.enable_grad():
             outputs = self._run(batch)
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_own_output(outputs, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -16,6 +15,7 @@ from headwise.linalg.maps import at
 from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
+from headwise.records.damage import best_split, cut_curve
 from headwise.records.profile import SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.steps.inspect.collect import MASKS, Collector, by_group, centred_keys, cut_widths
@@ -179,27 +179,14 @@ def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
         sums.mean(f"{kind}_fisher").diagonal(dim1=-2, dim2=-1) / 2 * together[kind] for kind in MASKS
     )
     P = len(units.layout.pairs_P2)
-    pairs, free, values = (_cut_curve(part) for part in (qk_GU[:, :P], qk_GU[:, P:], v_GV))
-    curve: list[float | None] = []
-    kept_pairs: list[int] = []
-    for width in range(layer.qk_dim + 1):
-        ways = [(pairs[p] + free[width - 2 * p], p) for p in range(P + 1) if 0 <= width - 2 * p < len(free)]
-        best = min(ways, default=None)
-        curve.append(None if best is None else best[0])
-        kept_pairs.append(0 if best is None else best[1])
+    pairs, free, values = (cut_curve(part.tolist()) for part in (qk_GU[:, :P], qk_GU[:, P:], v_GV))
+    splits = [best_split(pairs, free, width) for width in range(layer.qk_dim + 1)]
     return {
         "coherence": [factor.item() for factor in together.values()],
         "head_damage": heads_H1[:, 0],
         "qk_unit_damage": qk_GU,
         "v_unit_damage": v_GV,
-        "qk_damage": curve,
-        "qk_pairs": kept_pairs,
+        "qk_damage": [None if split is None else split[0] for split in splits],
+        "qk_pairs": [0 if split is None else split[1] for split in splits],
         "v_damage": values,
     }
-
-
-def _cut_curve(damage_GU: Tensor) -> list[float]:
-    """Damage of keeping 0, 1, ..., all units in every group, the least felt cut first."""
-    felt = damage_GU.sort(dim=-1).values.sum(0).tolist()
-    cut = list(itertools.accumulate(felt, initial=0.0))
-    return cut[::-1]
