@@ -70,7 +70,8 @@ def caption(scores: Scores) -> str:
         context = f" in windows of {text['context']:,}" if "context" in text else ""
         said.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.")
     if settings:
-        threads = f", {settings['threads']} threads" if settings["device"] == "cpu" else ""
+        many = "s" if settings["threads"] > 1 else ""
+        threads = f", {settings['threads']} thread{many}" if settings["device"] == "cpu" else ""
         said.append(f"Run in {settings['precision']} on {settings['device']}{threads}.")
     if any(model.cache_bytes_per_token is not None for model in scores.models):
         said.append("The cache is that of a real generation in the precision of the weights.")
