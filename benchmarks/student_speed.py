@@ -28,12 +28,10 @@ CONTEXTS = (1024, 4096, 8192)
 STEPS = 4
 WIDTHS = {
     "full": (64, 64),
-    "64/48": (64, 48),
-    "48/64": (48, 64),
     "48/48": (48, 48),
     "32/32": (32, 32),
-    "48/40": (48, 40),
 }
+PLANNED = {"planned 75 %": "plan_smollm2_75.json", "planned 50 %": "plan_smollm2_50.json"}  # by benchmarks/plans.py
 
 
 def prefill(model, ids):
@@ -71,6 +69,8 @@ def main():
     for name, (qk_dim, v_dim) in WIDTHS.items():
         layers = tuple(LayerPlan(layer.heads, layer.kv_heads, qk_dim, v_dim) for layer in shape.layers)
         models[name] = build_student(stock, Plan.make(shape, layers), form="per-layer")
+    for name, file in PLANNED.items():
+        models[name] = build_student(stock, Plan.load(output.parent / file), form="per-layer")
     ids = torch.randint(100, 40000, (1, PREFILL))
     rows = []
     cases = {f"prefill {PREFILL}": None, **{f"decode at {context}": context for context in CONTEXTS}}
@@ -90,7 +90,7 @@ def main():
                 cache = cost_of(shape_of(model), 1).kv_bytes / cost_of(shape, 1).kv_bytes
                 row = {"case": case, "model": name, "cache": round(cache, 3), "ratio": round(median, 3)}
                 rows.append({**row, "quartiles": [round(low, 3), round(high, 3)]})
-                print(f"{case:16} {name:6} cache {cache:.2f}  time {median:.2f} ({low:.2f} to {high:.2f}) x stock")
+                print(f"{case:16} {name:12} cache {cache:.2f}  time {median:.2f} ({low:.2f} to {high:.2f}) x stock")
     facts = {"model": "SmolLM2-135M-Instruct", "torch": torch.__version__, "threads": torch.get_num_threads()}
     facts |= {"machine": platform.machine(), "seed": 0, "repeats": REPEATS, "attention": "sdpa", "dtype": "float32"}
     output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
