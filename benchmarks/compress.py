@@ -11,17 +11,21 @@ still cached in full); removal of key/value groups by what the loss feels.
 
 import argparse
 import copy
+import importlib.util
 import json
 import math
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
@@ -42,6 +46,7 @@ SHARES = (0.875, 0.75, 0.5)
 ALL_PIECES_AT = 0.75  # the whole ablation runs at one share; the other two show the ends
 CALIBRATION_TOKENS = 8192
 RANKED_TOKENS = 4096
+OTHERS_SECONDS = 180
 PIECES = ("queries", "outputs")
 
 
@@ -126,6 +131,29 @@ def whitened(model, batches, share, only_cached):
         u, s, vh = torch.linalg.svd(weight @ root, full_matrices=False)
         linear.weight.copy_((u[:, :rank] * s[:rank]) @ vh[:rank] @ inverse)
     return model
+
+
+def torch_pruned(source, windows, share):
+    """What Torch-Pruning makes of the model, or the reason why there is nothing to show."""
+    if importlib.util.find_spec("torch_pruning") is None:
+        return "not installed: pip install torch-pruning"
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "windows.safetensors"
+        save_file({"windows": windows}, file)
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("torch_pruning_heads.py")),
+            source,
+            str(file),
+            str(share),
+        ]
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=OTHERS_SECONDS, check=True)
+        except subprocess.TimeoutExpired:
+            return f"{metadata.version('torch-pruning')}: no result within {OTHERS_SECONDS} s"
+        except subprocess.CalledProcessError as error:
+            return f"{metadata.version('torch-pruning')}: {error.stderr.strip().splitlines()[-1]}"
+    return json.loads(process.stdout.strip().splitlines()[-1])
 
 
 def ranking(model, profile, tensors, windows, dense):
@@ -229,6 +257,8 @@ def main():  # noqa: PLR0915 - a table, row by row
             add("whitened SVD of keys and values (latents not cached)", "kv", share, student, 0.0)
         stock = plan_for(profile, Budget("keep_kv", share), uniform=True)
         cut("headwise, stock format", "kv", share, stock, refit=PIECES, form="stock")
+    other = torch_pruned(source, windows, 2 / 3)
+    print("Torch-Pruning:", other, flush=True)
     share = ALL_PIECES_AT
     planned = plan_for(profile, Budget("keep_attention_params", share))
     cut("token-weighted, one width", "parameters", share, without_pairs(even(profile, share)), "token-weighted")
@@ -248,6 +278,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         "dense_kv_bytes_per_token": round(cache_per_token(model)),
         "dense_attention_parameters": shape.attention_parameters(),
         "rows": rows,
+        "torch_pruning": other if isinstance(other, str) else {**other, "excess_nats": round(other["loss"] - dense, 4)},
         "ranking": ranking(
             model,
             profile,

@@ -28,7 +28,7 @@ CUTS = (0.25, 0.5, 0.75)
 CUT_ROWS = 64
 MASKS = ("qk", "v", "head")
 WIDTH_STEP = 4
-ACTIVATIONS = 1 << 29  # numbers (2 GB) that a backward pass may keep; beyond that every block runs twice instead
+ACTIVATIONS = 1 << 29  # numbers (2 GB) a backward pass may keep for speed; else every block runs twice
 
 
 class Collector:
@@ -102,7 +102,7 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
-        through = checkpointed if self._activations(batch) > ACTIVATIONS else tracked
+        through = checkpointed if self.maps or self._activations(batch) > ACTIVATIONS else tracked
         with frozen(self.model), watching(self.model, see), through(self.model), torch.enable_grad():
             outputs = self._run(batch)
             drawn.append(outputs[0].shape[:-1].numel())
