@@ -195,7 +195,24 @@ def main():  # noqa: PLR0915 - a table, row by row
     windows = torch.tensor(ids[: len(ids) // args.context * args.context]).view(-1, args.context)
     model = open_model(source).float()
     shape = shape_of(model)
-    rows = []
+    output = args.output or Path(f"results/compress_{Path(source).name.lower()}.json")
+    found = {
+        "model": Path(source).name,
+        "text": args.text.name,
+        "tokens": windows.numel(),
+        "context": args.context,
+        "calibration": args.calibration.name,
+        "calibration_tokens": CALIBRATION_TOKENS,
+        "seed": 0,
+        "machine": platform.machine(),
+        "dense_attention_parameters": shape.attention_parameters(),
+    }
+    before = json.loads(output.read_text()) if output.exists() else {}
+    same = all(before.get(name) == value for name, value in found.items())
+    rows = before["rows"] if same else []  # an interrupted table goes on; remove the file to measure all of it again
+
+    def known(name, kind, share):
+        return any((row["method"], row["budget"], row["share"]) == (name, kind, share) for row in rows)
 
     def add(name, kind, share, student, seconds, **facts):
         row = {
@@ -210,9 +227,18 @@ def main():  # noqa: PLR0915 - a table, row by row
             **facts,
         }
         rows.append(row)
+        output.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
         print(json.dumps(row), flush=True)
 
+    def factor(name, kind, share, only_cached):
+        if not known(name, kind, share):
+            start = time.perf_counter()
+            student = whitened(model, batches, share, only_cached)
+            add(name, kind, share, student, time.perf_counter() - start)
+
     def cut(name, kind, share, plan, method="weighted", refit=(), form="per-layer"):
+        if known(name, kind, share):
+            return
         start = time.perf_counter()
         student, plan, _ = reduce_model(model, plan, tensors, method, form, refit)
         damage = plan_damage(profile, plan.layers) if method == "weighted" else None
@@ -253,8 +279,7 @@ def main():  # noqa: PLR0915 - a table, row by row
             cut("headwise, one width", "kv", share, flat, refit=PIECES)
         if share < SHARES[0]:
             cut("key/value groups removed", "kv", share, fewer_groups(profile, share))
-            student = whitened(model, batches, share, only_cached=True)
-            add("whitened SVD of keys and values (latents not cached)", "kv", share, student, 0.0)
+            factor("whitened SVD of keys and values (latents not cached)", "kv", share, only_cached=True)
         stock = plan_for(profile, Budget("keep_kv", share), uniform=True)
         cut("headwise, stock format", "kv", share, stock, refit=PIECES, form="stock")
     other = torch_pruned(source, windows, 2 / 3)
@@ -262,32 +287,17 @@ def main():  # noqa: PLR0915 - a table, row by row
     share = ALL_PIECES_AT
     planned = plan_for(profile, Budget("keep_attention_params", share))
     cut("token-weighted, one width", "parameters", share, without_pairs(even(profile, share)), "token-weighted")
-    add("whitened SVD of every matrix", "parameters", share, whitened(model, batches, share, only_cached=False), 0.0)
+    factor("whitened SVD of every matrix", "parameters", share, only_cached=False)
     cut("headwise", "parameters", share, planned, refit=PIECES)
-    found = {
-        "model": Path(source).name,
-        "text": args.text.name,
-        "tokens": windows.numel(),
-        "context": args.context,
-        "calibration": args.calibration.name,
-        "calibration_tokens": CALIBRATION_TOKENS,
+    few = windows[: RANKED_TOKENS // args.context]
+    found |= {
         "statistics_seconds": round(statistics, 1),
-        "seed": 0,
-        "machine": platform.machine(),
         "dense_perplexity": round(math.exp(dense), 3),
         "dense_kv_bytes_per_token": round(cache_per_token(model)),
-        "dense_attention_parameters": shape.attention_parameters(),
         "rows": rows,
         "torch_pruning": other if isinstance(other, str) else {**other, "excess_nats": round(other["loss"] - dense, 4)},
-        "ranking": ranking(
-            model,
-            profile,
-            tensors,
-            windows[: RANKED_TOKENS // args.context],
-            loss(model, windows[: RANKED_TOKENS // args.context]),
-        ),
+        "ranking": ranking(model, profile, tensors, few, loss(model, few)),
     }
-    output = args.output or Path(f"results/compress_{Path(source).name.lower()}.json")
     output.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -28,6 +28,7 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape
 
 QUERIES = 2048  # rows of attention that queries are fitted to, spread over all batches
+BEGINNINGS = (128, 8)  # texts, tokens in each
 QUERY_PENALTY, OUTPUT_PENALTY = 0.1, 0.3
 Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
@@ -51,8 +52,9 @@ def refit_student(
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are left alone where norms
     stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream.
     """
-    teacher, learner = Stream(model, batches), Stream(student, batches)
-    tokens = sum(len(x) * x.shape[1] for x in teacher.hidden)
+    everything = [*batches, *_beginnings(model, batches)]
+    teacher, learner = Stream(model, everything), Stream(student, everything)
+    tokens = sum(len(x) * x.shape[1] for x in teacher.hidden[: len(batches)])
     old = list(zip(sites_of(model), shape_of(model).layers, plan.layers, strict=True))
     new = iter(enumerate(zip(sites_of(student), shape_of(student).layers, strict=True)))
     seen: dict[str, Attention] = {}
@@ -60,27 +62,45 @@ def refit_student(
         for i, (site, layer, change) in enumerate(old):
             progress(i, len(old), "refitting")
             if change.dropped:
-                teacher.hidden = [teacher.run(i, n) for n in range(len(batches))]
+                teacher.hidden = [teacher.run(i, n) for n in range(len(everything))]
                 continue
             j, (own, own_layer) = next(new)
             asks = None
             if 0 < own_layer.qk_dim < layer.qk_dim and not site.family.norms and set(pieces) - {"outputs"}:
                 asks = _Queries(site, layer, change, own, own_layer, tokens)
             after, given = [], []
-            for n in range(len(batches)):
+            for n in range(len(everything)):
                 out, attended = _watched(teacher, site, i, n)
                 after.append(out)
                 given.append(attended)
-                if asks:
+                if asks and n < len(batches):
                     asks.add(seen[site.path], *learner.run_until(own.module, j, n), n)
                 seen.clear()
             if asks:
                 asks.answer(only_temperature="queries" not in pieces)
             if not own.removed and "outputs" in pieces and not site.stack.norm_behind:
                 _fit_outputs(teacher, learner, own, own_layer, j, given)
-            learner.hidden = [learner.run(j, n) for n in range(len(batches))]
+            learner.hidden = [learner.run(j, n) for n in range(len(everything))]
             teacher.hidden = after
     progress(len(old), len(old), "refitting")
+
+
+def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Many short texts out of the long ones, for decoders: what their first token does to all others must stay.
+
+    It becomes the place where heads look that have nothing to look for, and a few long texts show it too seldom.
+    """
+    count, length = BEGINNINGS
+    if any(site.cache != "tokens" for site in sites_of(model)) or any(set(batch) != {"input_ids"} for batch in batches):
+        return []
+    pieces = torch.cat(
+        [
+            ids[:, : ids.shape[1] // length * length].reshape(-1, length)
+            for ids in (batch["input_ids"] for batch in batches)
+        ]
+    )
+    chosen = torch.linspace(0, len(pieces) - 1, min(count, len(pieces))).round().long()
+    return [{"input_ids": pieces[chosen]}] if len(pieces) else []
 
 
 def _watched(stream: Stream, site: Site, block: int, number: int) -> tuple[Tensor, Tensor]:
