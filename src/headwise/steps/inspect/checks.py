@@ -25,21 +25,23 @@ def check_predictions(
     model: PreTrainedModel, profile: Profile, tensors: Mapping[str, Tensor], batches: Sequence[dict[str, Tensor]]
 ) -> tuple[tuple[float, float], ...]:
     """Predicted and measured damage, in nats per output, of plans for a few shares of the cache (or the weights)."""
-    kind, checks = natural_budget(profile.shape), []
+    kind, predicted, students = natural_budget(profile.shape), [], []
     for share in SHARES:
         try:
             plan = plan_for(profile, Budget(kind, share))
         except InputError:
             continue  # too narrow heads for so much less
         kept = kept_directions(profile.shape, plan, tensors)
-        student = build_student(model, plan, kept=kept, form="per-layer", share=True)
-        total, rows = 0.0, 0
+        students.append(build_student(model, plan, kept=kept, form="per-layer", share=True))
+        predicted.append(float(plan.predicted["damage"]))
+    totals, rows = [0.0] * len(students), 0
+    with torch.inference_mode():
         for batch in batches:
-            with torch.inference_mode():
-                some, count = own_divergence(_run(model, batch), _run(student, batch))
-            total, rows = total + some, rows + count
-        checks.append(tuple(rounded([plan.predicted["damage"], total / rows])))
-    return tuple(checks)
+            whole = _run(model, batch)
+            found = [own_divergence(whole, _run(student, batch)) for student in students]
+            totals = [total + some for total, (some, _) in zip(totals, found, strict=True)]
+            rows += found[0][1] if found else 0
+    return tuple((rounded(guess), rounded(total / rows)) for guess, total in zip(predicted, totals, strict=True))
 
 
 def _run(model: PreTrainedModel, batch: dict[str, Tensor]) -> Any:
