@@ -78,6 +78,15 @@ def without_pairs(plan):
     return replace(plan, layers=tuple(replace(layer, rope_pairs=None) for layer in plan.layers))
 
 
+def fewer_pairs(plan, shape, share):
+    """``plan`` with whole values and queries and keys so narrow that ``share`` of the cache is left."""
+    layers = (
+        replace(change, v_dim=layer.v_dim, qk_dim=round((2 * share - 1) * layer.qk_dim / 2) * 2)
+        for change, layer in zip(plan.layers, shape.layers, strict=True)
+    )
+    return without_pairs(replace(plan, layers=tuple(layers)))
+
+
 def fewer_groups(profile, share):
     """Key/value groups removed, the least felt in the whole model first, until ``share`` of the cache is left."""
     shape = profile.shape
@@ -261,27 +270,20 @@ def main():  # noqa: PLR0915 - a table, row by row
         cut("measured directions, one width", "kv", share, flat)
         cut("+ widths by layer", "kv", share, planned)
         cut("+ refit of queries and outputs (headwise)", "kv", share, planned, refit=PIECES)
-        if share == ALL_PIECES_AT:
-            cut("weights alone (SVD, pairs by norm), one width", "kv", share, without_pairs(flat), "svd")
-            pairs = without_pairs(
-                replace(
-                    flat,
-                    layers=tuple(
-                        replace(c, v_dim=s.v_dim, qk_dim=round((2 * share - 1) * s.qk_dim / 2) * 2)
-                        for c, s in zip(flat.layers, shape.layers, strict=True)
-                    ),
-                )
-            )
-            cut("RoPE pairs by norm alone, values whole", "kv", share, pairs, "svd")
-            cut("headwise, outputs not refitted", "kv", share, planned, refit=("queries",))
-            cut("headwise, queries not refitted", "kv", share, planned, refit=("outputs",))
-            cut("headwise, a temperature instead of queries", "kv", share, planned, refit=("temperature", "outputs"))
-            cut("headwise, one width", "kv", share, flat, refit=PIECES)
+    share = ALL_PIECES_AT
+    planned, flat = plan_for(profile, Budget("keep_kv", share)), even(profile, share)
+    cut("headwise, outputs not refitted", "kv", share, planned, refit=("queries",))
+    cut("headwise, queries not refitted", "kv", share, planned, refit=("outputs",))
+    cut("headwise, a temperature instead of queries", "kv", share, planned, refit=("temperature", "outputs"))
+    cut("headwise, one width", "kv", share, flat, refit=PIECES)
+    cut("weights alone (SVD, pairs by norm), one width", "kv", share, without_pairs(flat), "svd")
+    cut("RoPE pairs by norm alone, values whole", "kv", share, fewer_pairs(flat, shape, share), "svd")
+    for share in SHARES:
+        stock = plan_for(profile, Budget("keep_kv", share), uniform=True)
+        cut("headwise, stock format", "kv", share, stock, refit=PIECES, form="stock")
         if share < SHARES[0]:
             cut("key/value groups removed", "kv", share, fewer_groups(profile, share))
             factor("whitened SVD of keys and values (latents not cached)", "kv", share, only_cached=True)
-        stock = plan_for(profile, Budget("keep_kv", share), uniform=True)
-        cut("headwise, stock format", "kv", share, stock, refit=PIECES, form="stock")
     other = torch_pruned(source, windows, 2 / 3)
     print("Torch-Pruning:", other, flush=True)
     share = ALL_PIECES_AT
