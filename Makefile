@@ -23,6 +23,7 @@ check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 
 bench: $(VENV)/.dev  ## every number of the docs, written to results/
 	$(BIN)/python benchmarks/attention_widths.py
+	$(BIN)/python benchmarks/compress_speed.py
 	$(BIN)/python benchmarks/cost_speed.py
 	$(BIN)/python benchmarks/inspect_speed.py
 	$(BIN)/python benchmarks/smollm2.py

@@ -28,7 +28,7 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape
 
 QUERIES = 2048  # rows of attention that queries are fitted to, spread over all batches
-BEGINNINGS = (128, 8)  # texts, tokens in each
+BEGINNINGS = 256
 QUERY_PENALTY, OUTPUT_PENALTY = 0.1, 0.3
 Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
@@ -86,21 +86,16 @@ def refit_student(
 
 
 def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Many short texts out of the long ones, for decoders: what their first token does to all others must stay.
+    """Tokens of the texts as if each began one, for decoders: what the first token does must stay.
 
-    It becomes the place where heads look that have nothing to look for, and a few long texts show it too seldom.
+    Heads that have nothing to look for look at it, and a few long texts show it too seldom: texts that begin otherwise
+    would be lost.
     """
-    count, length = BEGINNINGS
     if any(site.cache != "tokens" for site in sites_of(model)) or any(set(batch) != {"input_ids"} for batch in batches):
         return []
-    pieces = torch.cat(
-        [
-            ids[:, : ids.shape[1] // length * length].reshape(-1, length)
-            for ids in (batch["input_ids"] for batch in batches)
-        ]
-    )
-    chosen = torch.linspace(0, len(pieces) - 1, min(count, len(pieces))).round().long()
-    return [{"input_ids": pieces[chosen]}] if len(pieces) else []
+    tokens = torch.cat([batch["input_ids"].flatten() for batch in batches])
+    chosen = torch.linspace(0, len(tokens) - 1, min(BEGINNINGS, len(tokens))).round().long()
+    return [{"input_ids": tokens[chosen, None]}]
 
 
 def _watched(stream: Stream, site: Site, block: int, number: int) -> tuple[Tensor, Tensor]:
