@@ -113,6 +113,17 @@ def test_dropped_blocks_removed_attention_and_removed_heads_are_made_up_for():
 
 
 @torch.no_grad()
+def test_texts_of_one_token_come_out_nearer_too():
+    model = tiny("llama")
+    batches, plan = batches_of(model, count=2, tokens=64), halved(model)
+    student = build_student(model, plan)
+    alone = [{"input_ids": batch["input_ids"].view(-1, 1)} for batch in batches]
+    before = distance(model, student, alone)
+    refit_student(model, student, plan, batches)
+    assert distance(model, student, alone) < before
+
+
+@torch.no_grad()
 def test_what_was_not_cut_stays_as_it_was():
     model = tiny("llama")
     plan = Plan.full(shape_of(model))
