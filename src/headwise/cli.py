@@ -32,6 +32,22 @@ app = typer.Typer(
 INTERRUPTED = 130
 DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
+Text = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(help="For models that do not read text: a folder of pictures, or .npz with the model's inputs."),
+]
+Tokens = Annotated[int, typer.Option(help="Tokens to measure on.")]
+KeepParameters = Annotated[
+    float | None, typer.Option(help="Share of the attention parameters to keep, for models without a cache.")
+]
+KvBytes = Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")]
+Fit = Annotated[
+    str | None, typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -86,15 +102,9 @@ def cost(
 @app.command()
 def inspect(
     model: Model,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(help="For models that do not read text: a folder of pictures, or .npz with the model's inputs."),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 8192,
+    text: Text = None,
+    inputs: Inputs = None,
+    tokens: Tokens = 8192,
     lengths: Annotated[
         str | None, typer.Option(help="Lengths to look at; by default 64 to 1024 as far as the model goes.")
     ] = None,
@@ -138,14 +148,9 @@ def plan(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Plan to write.")] = Path("plan.json"),
     keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep, 0 to 1.")] = None,
-    keep_attention_params: Annotated[
-        float | None, typer.Option(help="Share of the attention parameters to keep, 0 to 1.")
-    ] = None,
-    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")] = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".'),
-    ] = None,
+    keep_attention_params: KeepParameters = None,
+    kv_bytes_per_token: KvBytes = None,
+    fit: Fit = None,
     max_damage: Annotated[
         str | None,
         typer.Option(
@@ -256,18 +261,12 @@ def evaluate(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Local folders or Hub ids; all are compared with the first.")
     ],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(help="For models that do not read text: a folder of pictures, or .npz with the model's inputs."),
-    ] = None,
+    text: Text = None,
+    inputs: Inputs = None,
     labels: Annotated[
         Path | None, typer.Option(help="For models that classify text: a file of label, tab, text in each line.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 20480,
+    tokens: Tokens = 20480,
     context: Annotated[
         int | None, typer.Option(help="Tokens in a window; by default 512, or what the models were made for.")
     ] = None,
@@ -313,17 +312,12 @@ def evaluate(
 def run(
     model: Model,
     keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
-    keep_attention_params: Annotated[
-        float | None, typer.Option(help="Share of the attention parameters to keep, for models without a cache.")
-    ] = None,
-    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")] = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".'),
-    ] = None,
-    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to measure on.")] = None,
+    keep_attention_params: KeepParameters = None,
+    kv_bytes_per_token: KvBytes = None,
+    fit: Fit = None,
+    text: Text = None,
     eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to measure on.")] = 8192,
+    tokens: Tokens = 8192,
     eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[

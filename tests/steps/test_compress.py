@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from headwise.families import refit
 from headwise.families.load import open_model
-from headwise.families.own_loss import own_divergence
+from headwise.families.own_loss import mean_divergences
 from headwise.families.reduce import profiled_inputs, reduce_model
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
@@ -46,12 +46,7 @@ def distance(source, folder, run):
 
 
 def far(model, student, tensors):
-    total, rows = 0.0, 0
-    with torch.no_grad():
-        for batch in profiled_inputs(tensors):
-            some, count = own_divergence(model(**batch), student(**batch))
-            total, rows = total + some, rows + count
-    return total / rows
+    return mean_divergences(model, [student], profiled_inputs(tensors))[0]
 
 
 @pytest.fixture(scope="module")

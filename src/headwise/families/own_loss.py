@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from headwise.families.forward import forward
 from headwise.linalg.divergence import divergence
 
 ROWS_AT_ONCE = 128  # drawing takes twice the memory of what is drawn from
@@ -25,13 +28,26 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     output.backward(gradient)
 
 
-def own_divergence(outputs: Any, others: Any) -> tuple[float, int]:
-    """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, summed, and its rows."""
+def own_divergence(outputs: Any, others: Any) -> float:
+    """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, summed over rows."""
     (wanted, categorical), (found, _) = _output(outputs), _output(others)
-    rows = wanted.shape[:-1].numel()
     if categorical:
-        return divergence(wanted.flatten(0, -2), found.flatten(0, -2)), rows
-    return ((found - wanted).square().sum() / (2 * wanted.square().sum(-1).mean())).item(), rows
+        return divergence(wanted.flatten(0, -2), found.flatten(0, -2))
+    return ((found - wanted).square().sum() / (2 * wanted.square().sum(-1).mean())).item()
+
+
+def mean_divergences(
+    model: PreTrainedModel, students: Sequence[PreTrainedModel], batches: Iterable[dict[str, Tensor]]
+) -> list[float]:
+    """`own_divergence` of each student from ``model``, per row, over all batches."""
+    totals, rows = [0.0] * len(students), 0
+    with torch.inference_mode():
+        for batch in batches:
+            whole = forward(model, batch)
+            for i, student in enumerate(students):
+                totals[i] += own_divergence(whole, forward(student, batch))
+            rows += _output(whole)[0].shape[:-1].numel()
+    return [total / rows for total in totals]
 
 
 def _output(outputs: Any) -> tuple[Tensor, bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Calibration
+from headwise.families.forward import forward
 from headwise.families.sites import sites_of
 from headwise.linalg.divergence import divergence
 from headwise.records.errors import InputError
@@ -97,24 +97,21 @@ def quality(
 
 def answer(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> Answer:
     """What ``model`` makes of ``inputs``: classifiers embed in their logits, others in the mean of the last states."""
-    given = {
-        name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
-        for name, tensor in inputs.items()
-    }
     states: list[Tensor] = []
     handle = model.base_model.register_forward_hook(lambda module, args, output: states.append(output[0]))
     predicts = predicts_next(model)
     try:
-        output = cast(Any, model)(**given, **({"use_cache": False} if predicts else {}))
+        output = forward(model, inputs)
     finally:
         handle.remove()
     logits = output.get("logits")
     last_BTD = states[-1]
     if not (last_BTD if logits is None else logits).isfinite().all():
         raise InputError(f"{source} gives outputs that are not finite numbers.")
-    seen_BT = given.get("attention_mask")
+    seen_BT = inputs.get("attention_mask")
     if seen_BT is None or seen_BT.shape != last_BTD.shape[:2]:
-        seen_BT = torch.ones(last_BTD.shape[:2], dtype=torch.long, device=last_BTD.device)
+        seen_BT = torch.ones(last_BTD.shape[:2], dtype=torch.long)
+    seen_BT = seen_BT.to(last_BTD.device)
     if logits is not None and logits.ndim == 2:  # noqa: PLR2004 - one row of classes for each input
         return Answer(None, logits.float(), seen_BT)
     has_words = logits is not None and (predicts or logits.shape[-1] == getattr(model.config, "vocab_size", None))

@@ -73,7 +73,7 @@ def _predicted(profile: Profile, budget: Budget, layers: Sequence[LayerPlan]) ->
     damage = plan_damage(profile, layers)
     return {
         "damage": damage,
-        "expected": expected(getattr(profile, "checks", ()), damage),
+        "expected": expected(profile.checks, damage),
         "kept": budget.measure(after) / budget.measure(before),
         "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
         "attention_parameters": [cost.attention_parameters for cost in costs],

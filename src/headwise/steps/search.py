@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Calibration, other_windows
 from headwise.families.load import open_model
-from headwise.families.own_loss import own_divergence
+from headwise.families.own_loss import mean_divergences
 from headwise.families.reduce import profiled_inputs, reduce_model
 from headwise.families.scoring import predicts_next, quality
 from headwise.families.shapes import shape_of
@@ -53,7 +54,10 @@ def plan_within(
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
     model.float()
-    damage = _damage_on_text(model, profile, source, texts) if predicts_next(model) else _damage_on(model, tensors)
+    if predicts_next(model):
+        damage = _damage_on_text(model, profile, source, texts)
+    else:
+        damage = partial(_divergence, model, profiled_inputs(tensors))
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     too_small, fine, best, least = 0, STEPS, Plan.full(profile.shape), math.inf
     while fine - too_small > 1:
@@ -107,13 +111,5 @@ def _loss(model: PreTrainedModel, source: str, calibration: Calibration) -> floa
     return found
 
 
-def _damage_on(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> Callable[[PreTrainedModel], float]:
-    def measure(student: PreTrainedModel) -> float:
-        total, rows = 0.0, 0
-        with torch.inference_mode():
-            for batch in profiled_inputs(tensors):
-                some, count = own_divergence(model(**batch), student(**batch))
-                total, rows = total + some, rows + count
-        return total / rows
-
-    return measure
+def _divergence(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], student: PreTrainedModel) -> float:
+    return mean_divergences(model, [student], batches)[0]

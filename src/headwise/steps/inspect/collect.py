@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Batch
 from headwise.families.checkpointing import checkpointed, frozen, tracked
+from headwise.families.forward import forward
 from headwise.families.layout import layout_of
 from headwise.families.own_loss import backward_from_own_output
 from headwise.families.probe import watching
@@ -76,7 +75,7 @@ class Collector:
                 add_conditioning(sums, attention, lengths)
 
         with torch.no_grad(), watching(self.model, see):
-            output = self._run(batch, self.model.base_model)[0]
+            output = forward(self.model, batch.inputs, head=False)[0]
         if not output.isfinite().all():
             raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
 
@@ -104,7 +103,7 @@ class Collector:
 
         through = checkpointed if self.maps or self._activations(batch) > ACTIVATIONS else tracked
         with frozen(self.model), watching(self.model, see), through(self.model), torch.enable_grad():
-            outputs = self._run(batch)
+            outputs = forward(self.model, batch.inputs)
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_own_output(outputs, seed)
 
@@ -113,15 +112,6 @@ class Collector:
         width = self.width
         rest = sum(2 * layer.rest_matmul / width + 12 * width for layer in self.layers)
         return batch.tokens * rest
-
-    def _run(self, batch: Batch, model: Any = None) -> Any:
-        caching = {"use_cache": False} if any(site.cache != "none" for site in self.sites) else {}
-        device, dtype = self.model.device, self.model.dtype
-        inputs = {
-            name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-            for name, tensor in batch.inputs.items()
-        }
-        return (model or self.model)(**inputs, **caching)
 
     def _add_gradients(self, i: int, attention: Attention, drawn: list[int]) -> None:
         # The hooks must not hold the tensors they hang on: that circle would keep the whole graph alive.

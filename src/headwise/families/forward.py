@@ -1,0 +1,20 @@
+"""One forward pass of any model over a batch that lies anywhere, without a cache."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.families.sites import sites_of
+
+
+def forward(model: PreTrainedModel, inputs: dict[str, Tensor], *, head: bool = True) -> Any:
+    """What ``model`` makes of ``inputs``; without its ``head`` the last hidden states."""
+    given = {
+        name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
+        for name, tensor in inputs.items()
+    }
+    caching = {"use_cache": False} if any(site.cache != "none" for site in sites_of(model)) else {}
+    return cast(Any, model if head else model.base_model)(**given, **caching)
