@@ -68,6 +68,31 @@ class Method(StrEnum):
     svd = "svd"
 
 
+class Train(StrEnum):
+    """What of a reduced model learns."""
+
+    attention = "attention"
+    values = "values"
+    lora = "lora"
+    all = "all"
+
+
+class HealStage(StrEnum):
+    """Layer by layer, all together, or one after the other."""
+
+    local = "local"
+    whole = "global"
+    both = "both"
+
+
+class Precision(StrEnum):
+    """In what numbers to train."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """How many attention heads, how wide and how deep a Transformer needs to be, and that model."""
@@ -309,6 +334,100 @@ def evaluate(
 
 
 @app.command()
+def heal(
+    student: Annotated[str, typer.Argument(help="Folder of a reduced model, as compress writes it.")],
+    teacher: Annotated[str, typer.Option(help="The model it was cut from: local folder or Hub id.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write; must not exist.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Text to learn from, - for standard input; may be given several times."),
+    ] = None,
+    inputs: Inputs = None,
+    tokens: Annotated[
+        str, typer.Option(metavar="N", help="Tokens to learn from, as 200000 or 200k; a shorter text is read again.")
+    ] = "200k",
+    train: Annotated[
+        Train,
+        typer.Option(
+            help="attention: the projections of reduced layers; values: only their singular values; lora: low-rank "
+            "adapters of them, merged at the end; all: every weight."
+        ),
+    ] = Train.attention,
+    stage: Annotated[
+        HealStage,
+        typer.Option(
+            help="local: each layer by itself, quick; global: all together, towards the outputs of the teacher."
+        ),
+    ] = HealStage.both,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default what suits --train.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens in a window.")] = 512,
+    batch: Annotated[int, typer.Option(help="Windows that one process takes at once.")] = 2,
+    accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
+    temperature: Annotated[float, typer.Option(help="Of the teacher's and the student's probabilities.")] = 1.0,
+    hidden: Annotated[float, typer.Option(help="Weight of the error of hidden states in the loss.")] = 0.0,
+    next_token: Annotated[float, typer.Option(help="Weight of the loss on the text itself.")] = 0.0,
+    evaluations: Annotated[int, typer.Option(help="Times to measure on held-out text; the best is saved.")] = 10,
+    precision: Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")] = Precision.auto,
+    lean: Annotated[
+        bool, typer.Option("--lean", help="Less memory, more time: blocks run again for their gradients.")
+    ] = False,
+    log_with: Annotated[
+        str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For the order of windows.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a reduced model back: it learns from the one it was cut from. A rerun continues an interrupted one.
+
+    Several processes: torchrun --nproc-per-node 2 -m headwise heal ...
+    """
+    with _importing():
+        from headwise.records.healing import Healing
+        from headwise.steps.heal import heal as run
+
+    how = Healing(
+        tokens=_count(tokens),
+        train=train.value,
+        stage=stage.value,
+        rate=lr,
+        context=context,
+        batch=batch,
+        accumulate=accumulate,
+        temperature=temperature,
+        hidden=hidden,
+        next_token=next_token,
+        evaluations=evaluations,
+        precision=precision.value,
+        lean=lean,
+        seed=seed,
+    )
+    command = shlex.join(["headwise", *sys.argv[1:]])
+    with _progress() as progress:
+        found = run(
+            student,
+            teacher,
+            output,
+            texts=text or (),
+            inputs=inputs,
+            how=how,
+            track=log_with,
+            command=command,
+            progress=progress,
+        )
+    if not found:
+        return
+    for note in found["notes"]:
+        typer.echo(f"headwise: {note}", err=True)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo(
+            f"{output}: {found['score']} to the teacher on held-out text {found['before']:.4f} before, "
+            f"{found['after']:.4f} after; reopened in a fresh process with the same outputs."
+        )
+
+
+@app.command()
 def run(
     model: Model,
     keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
@@ -396,6 +515,15 @@ def _profile_of(source: str, text: list[str] | None) -> Path:
     with _progress() as progress:
         run(source, folder, texts=text or (), maps=False, progress=progress)
     return folder
+
+
+def _count(text: str) -> int:
+    """A number such as 200000, 200k or 1M."""
+    factor = {"k": 1000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    try:
+        return round(float(text if factor == 1 else text[:-1]) * factor)
+    except ValueError:
+        raise InputError(f"Tokens must be a number such as 200000 or 200k, got {text!r}.") from None
 
 
 def _numbers(text: str) -> tuple[int, ...]:

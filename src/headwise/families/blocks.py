@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from headwise.families.sites import sites_of
@@ -64,6 +66,15 @@ class Stream:
         output = self.blocks[block](self.hidden[number], *args, **kwargs)
         return output if isinstance(output, Tensor) else output[0]
 
+    def run_watched(self, module: nn.Module, block: int, number: int) -> tuple[Tensor, Tensor]:
+        """What a block gives, and what ``module`` inside it gives on the way (0 where that is never called)."""
+        outputs: list[Tensor] = []
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(output))
+        try:
+            return self.run(block, number), (outputs or [torch.zeros(())])[0]
+        finally:
+            handle.remove()
+
     def run_until(self, module: nn.Module, block: int, number: int) -> tuple[tuple, dict[str, Any]]:
         """Run a block only until ``module`` inside it is called, and return what that is called with."""
         seen: list[tuple[tuple, dict[str, Any]]] = []
@@ -72,11 +83,24 @@ class Stream:
             seen.append((args, kwargs))
             raise _Enough
 
-        handle = module.register_forward_pre_hook(see, with_kwargs=True)
+        self._run_with(module.register_forward_pre_hook(see, with_kwargs=True), block, number)
+        return seen[0]
+
+    def run_through(self, module: nn.Module, block: int, number: int) -> Tensor:
+        """Run a block only until ``module`` inside it is done, and return what that gives."""
+        seen: list[Tensor] = []
+
+        def see(_: nn.Module, args: tuple, output: Tensor) -> None:
+            seen.append(output)
+            raise _Enough
+
+        self._run_with(module.register_forward_hook(see), block, number)
+        return seen[0]
+
+    def _run_with(self, handle: RemovableHandle, block: int, number: int) -> None:
         try:
             self.run(block, number)
         except _Enough:
             pass
         finally:
             handle.remove()
-        return seen[0]

@@ -22,7 +22,7 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     head draw classes or tokens; models without one draw from a normal distribution around their output whose variance
     is its mean square, so that the loss is half the relative square error.
     """
-    output, categorical = _output(outputs)
+    output, categorical = main_output(outputs)
     generator = torch.Generator(device=output.device).manual_seed(seed)
     gradient = _class_score(output, generator) if categorical else _normal_score(output, generator)
     output.backward(gradient)
@@ -30,7 +30,7 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
 
 def own_divergence(outputs: Any, others: Any) -> float:
     """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, summed over rows."""
-    (wanted, categorical), (found, _) = _output(outputs), _output(others)
+    (wanted, categorical), (found, _) = main_output(outputs), main_output(others)
     if categorical:
         return divergence(wanted.flatten(0, -2), found.flatten(0, -2))
     return ((found - wanted).square().sum() / (2 * wanted.square().sum(-1).mean())).item()
@@ -46,11 +46,11 @@ def mean_divergences(
             whole = forward(model, batch)
             for i, student in enumerate(students):
                 totals[i] += own_divergence(whole, forward(student, batch))
-            rows += _output(whole)[0].shape[:-1].numel()
+            rows += main_output(whole)[0].shape[:-1].numel()
     return [total / rows for total in totals]
 
 
-def _output(outputs: Any) -> tuple[Tensor, bool]:
+def main_output(outputs: Any) -> tuple[Tensor, bool]:
     """What a model gives, and whether that are classes to draw from."""
     name, output = next(iter(outputs.items()))
     return output, name.endswith("logits") and output.shape[-1] > 1

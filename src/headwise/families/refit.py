@@ -27,7 +27,7 @@ from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_te
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape
 
-QUERIES = 2048  # rows of attention that queries are fitted to, spread over all batches
+QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
 BEGINNINGS = 256
 QUERY_PENALTY, OUTPUT_PENALTY = 0.1, 0.3
 Progress = Callable[[int, int, str], None]
@@ -70,7 +70,7 @@ def refit_student(
                 asks = _Queries(site, layer, change, own, own_layer, tokens)
             after, given = [], []
             for n in range(len(everything)):
-                out, attended = _watched(teacher, site, i, n)
+                out, attended = teacher.run_watched(site.out, i, n)
                 after.append(out)
                 given.append(attended)
                 if asks and n < len(batches):
@@ -96,16 +96,6 @@ def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) ->
     tokens = torch.cat([batch["input_ids"].flatten() for batch in batches])
     chosen = torch.linspace(0, len(tokens) - 1, min(BEGINNINGS, len(tokens))).round().long()
     return [{"input_ids": tokens[chosen, None]}]
-
-
-def _watched(stream: Stream, site: Site, block: int, number: int) -> tuple[Tensor, Tensor]:
-    """What a block and the output projection in it give."""
-    outputs: list[Tensor] = []
-    handle = site.out.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
-        return stream.run(block, number), (outputs or [torch.zeros(())])[0]
-    finally:
-        handle.remove()
 
 
 class _Queries:

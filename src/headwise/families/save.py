@@ -49,18 +49,21 @@ def save_student(
     source: str,
     command: str = "",
     facts: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     shard: str = "5GB",
 ) -> dict[str, Any]:
     """Write ``student`` to ``folder``, prove that a fresh process opens it, and return what that process found.
 
     ``source`` is the model it was made from; its tokenizer or processor files are copied along. ``facts`` (method and
-    what was refitted) go into the card.
+    what was refitted, or how it was healed) go into the card, ``files`` are texts to lay beside.
     Nothing appears under ``folder`` until all is written and checked.
     """
     with new_folder(Path(folder)) as temporary:
         student.save_pretrained(temporary, max_shard_size=shard)
         copy_companions(source, temporary)
         plan.save(temporary / "plan.json")
+        for name, text in (files or {}).items():
+            write_text(temporary / name, text)
         found = check_saved(student, temporary)
         write_text(temporary / "README.md", card(student, plan, source, command, {**found, **(facts or {})}))
     return found
@@ -181,6 +184,12 @@ def _how(found: Mapping[str, Any]) -> str:
         "token-weighted": "Cut along directions weighted by second moments of tokens",
         "svd": "Cut by the weights alone (truncated SVD)",
     }
+    if healed := found.get("healed"):
+        return (
+            f"Healed by distillation from {Path(healed['teacher']).name}: {healed['tokens']:,} tokens of "
+            f"{Path(healed['text']).name}, {healed['train']} trained; {healed['score']} on held-out text "
+            f"{healed['before']:.4f} before, {healed['after']:.4f} after.\n"
+        )
     if found.get("method") not in ways:
         return ""
     fitted = f"; {' and '.join(found['refit'])} refitted by least squares" if found.get("refit") else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STEPS = 20  # of conjugate gradients
+STEPS = 10  # of conjugate gradients
 Turn = Callable[[Tensor], Tensor]
 
 

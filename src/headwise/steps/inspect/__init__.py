@@ -18,6 +18,7 @@ from headwise import __version__
 from headwise.families.calibration import Calibration, file_calibration, text_calibration
 from headwise.families.load import fingerprint, open_model
 from headwise.families.shapes import shape_of
+from headwise.families.tensor_files import write_tensors
 from headwise.families.texts import read_texts
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
@@ -29,7 +30,7 @@ from headwise.steps.inspect.checks import TOKENS as CHECK_TOKENS
 from headwise.steps.inspect.checks import check_predictions
 from headwise.steps.inspect.collect import Collector
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
-from headwise.steps.inspect.work import Work, write_tensors
+from headwise.steps.inspect.work import Work
 
 SPECTRAL_TOKENS = 1024  # spectra of whole attention maps are dear: taken on a few batches of each length only
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"

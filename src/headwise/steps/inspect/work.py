@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from headwise.records.files import replacing
+from headwise.families.tensor_files import read_tensors, write_tensors
 
 FILE = "unfinished.safetensors"
 SECONDS_BETWEEN = 15.0
@@ -25,14 +23,8 @@ class Work:
 
     def load(self) -> tuple[int, dict[str, Tensor]]:
         """Batches done so far and their sums; nothing where there is no work or it was of something else."""
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                facts = file.metadata() or {}
-                if facts.get("inputs_hash") == self.inputs_hash:
-                    return int(facts["done"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (FileNotFoundError, SafetensorError):
-            pass
-        return 0, {}
+        found = read_tensors(self.path, self.inputs_hash)
+        return (0, {}) if found is None else (int(found[0]["done"]), found[1])
 
     def save(self, done: int, state: dict[str, Tensor]) -> None:
         """Put the sums away if the last time is long enough ago."""
@@ -44,12 +36,3 @@ class Work:
     def finish(self) -> None:
         """Forget the work: the result is written."""
         self.path.unlink(missing_ok=True)
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all."""
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, facts)
-        except SafetensorError as error:
-            raise OSError(None, str(error), str(path)) from error

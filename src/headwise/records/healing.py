@@ -1,0 +1,56 @@
+"""How a reduced model is to be healed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from headwise.records.errors import InputError
+
+Stage = Literal["local", "global", "both"]
+Train = Literal["attention", "values", "lora", "all"]
+RATES: dict[Train, float] = {"attention": 5e-4, "values": 1e-2, "lora": 1e-3, "all": 1e-4}
+
+
+@dataclass(frozen=True, slots=True)
+class Healing:
+    """What learns, from how many tokens, how fast. ``batch`` is the number of windows a process takes at once.
+
+    ``hidden`` and ``next_token`` weigh two further terms of the loss: the relative error of hidden states, and the
+    loss on the text itself. ``held_out`` tokens of the text's end are only measured on, ``evaluations`` times.
+    """
+
+    tokens: int = 200_000
+    train: Train = "attention"
+    stage: Stage = "both"
+    rate: float | None = None
+    context: int = 512
+    batch: int = 2
+    accumulate: int = 1
+    temperature: float = 1.0
+    hidden: float = 0.0
+    next_token: float = 0.0
+    held_out: int = 4096
+    evaluations: int = 10
+    local_tokens: int = 32_768
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    lean: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations", "local_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}.")
+        for name, value in (("temperature", self.temperature), ("learning rate", self.speed)):
+            if not value > 0:
+                raise InputError(f"The {name} must be more than 0, got {value}.")
+
+    @property
+    def speed(self) -> float:
+        """The learning rate: the one asked for, or what suits ``train``."""
+        return RATES[self.train] if self.rate is None else self.rate
+
+    def facts(self) -> dict[str, Any]:
+        """All settings, for hashes and cards."""
+        return {**asdict(self), "rate": self.speed}

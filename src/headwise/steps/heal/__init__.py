@@ -1,0 +1,257 @@
+"""Healing: a reduced model learns from the whole one what the cut has taken, and is saved at its best."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headwise.families.calibration import open_tokenizer
+from headwise.families.checkpointing import checkpointed
+from headwise.families.load import fingerprint, open_model
+from headwise.families.refit import can_refit
+from headwise.families.save import save_student
+from headwise.families.scoring import predicts_next
+from headwise.families.shapes import shape_of
+from headwise.families.trainable import make_trainable
+from headwise.records.errors import InputError
+from headwise.records.files import check_free, write_text
+from headwise.records.healing import Healing
+from headwise.records.plan import LayerPlan, Plan
+from headwise.steps.heal.teacher import Memory, Teacher
+from headwise.steps.heal.windows import Windows, read_windows
+
+try:
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.utils import broadcast_object_list
+except ImportError:
+    raise InputError('Healing needs Accelerate: pip install "headwise[train]".') from None
+
+from headwise.steps.heal import local
+from headwise.training.loop import STAGE as GLOBAL
+from headwise.training.loop import Schedule, fit, put_weights, trained_weights
+from headwise.training.work import Work
+
+CURVE = "healing.jsonl"
+START, MEMORY, PRECISION = "start", "teacher", "precision"
+FASTER = 1.2  # half precision is taken where it is so much faster
+Progress = Callable[[int, int, str], None]
+
+
+def heal(
+    source: str,
+    teacher_source: str,
+    output: Path,
+    *,
+    texts: Sequence[str] = (),
+    inputs: Path | None = None,
+    how: Healing | None = None,
+    track: str | None = None,
+    command: str = "",
+    progress: Progress = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
+
+    Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
+    last checkpoint, which lies beside ``output`` until all is done.
+    """
+    how = how or Healing()
+    check_free(output)
+    plan_file = Path(source).expanduser() / "plan.json"
+    if not plan_file.is_file():
+        raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
+    plan = Plan.load(plan_file)
+    student, teacher = open_model(source), open_model(teacher_source)
+    reduced = _check_pair(source, student, teacher_source, teacher, plan)
+    folder = output.with_name(f"{output.name}.healing")
+    waiting = InitProcessGroupKwargs(timeout=timedelta(days=7))  # the first process heals layer by layer meanwhile
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), log_with=track, project_dir=folder, kwargs_handlers=[waiting]
+    )
+    dtype = student.dtype
+    for model in (student, teacher):
+        model.float().to(accelerator.device)
+    windows = read_windows(student, source, list(texts), inputs, how)
+    facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]
+    work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
+    if track is not None:
+        accelerator.init_trackers("headwise-heal", config=how.facts())
+    torch.manual_seed(how.seed)
+    settle = make_trainable(student, how.train, reduced)
+    healer = _Healer(accelerator, student, teacher, plan, windows, how, work, progress)
+    before = healer.run()
+    accelerator.end_training()
+    best = work.best()
+    if best is None or not accelerator.is_main_process:
+        return {}
+    put_weights(student, best.tensors)
+    name = next(iter(before))
+    told = {
+        "teacher": teacher_source,
+        "tokens": how.tokens,
+        "text": windows.name,
+        "train": how.train,
+        "stage": how.stage,
+        "best": f"{best.stage} {best.step}",
+        "score": name,
+        "before": before[name],
+        "after": best.score,
+    }
+    files = {CURVE: "".join(json.dumps(line) + "\n" for line in work.metrics())}
+    student = settle().cpu()
+    for tensor in student.parameters():
+        tensor.data = tensor.data.to(dtype)
+    found = save_student(
+        student, output, plan=plan, source=source, command=command, facts={"healed": told}, files=files
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**found, **told, "notes": windows.notes}
+
+
+class _Healer:
+    """One healing: the start is judged, then layers learn one by one, then all of them together."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        student: PreTrainedModel,
+        teacher: PreTrainedModel,
+        plan: Plan,
+        windows: Windows,
+        how: Healing,
+        work: Work,
+        progress: Progress,
+    ) -> None:
+        self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, plan
+        self.windows, self.how, self.work, self.progress = windows, how, work, progress
+        self.processes = accelerator.num_processes
+        step_tokens = round(how.batch * how.accumulate * self.processes * windows.tokens_each)
+        self.steps = max(1, how.tokens // step_tokens)
+        self.step_tokens = step_tokens
+        rounds = self.steps * how.batch * how.accumulate * self.processes / windows.count
+        memory = None
+        if rounds > 1 and predicts_next(teacher) and not how.hidden:
+            memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
+        self.guide = Teacher(teacher, how, self._half(), memory)
+
+    def run(self) -> dict[str, float]:
+        """Heal; the scores of the start."""
+        start = self._score(START, 0)
+        if self.how.stage != "global" and can_refit(self.teacher) and not self.work.load(GLOBAL)[0]:
+            self._layer_by_layer()
+        if self.how.stage != "local":
+            self._together()
+        return start
+
+    def _layer_by_layer(self) -> None:
+        how, windows = self.how, self.windows
+        if self.accelerator.is_main_process:
+            count = max(1, min(windows.count, round(how.local_tokens / windows.tokens_each)))
+            rows = windows.order(0, count, how.seed).split(how.batch)
+            batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
+            local.heal_locally(self.teacher, self.student, self.plan, batches, how, self.work, self.progress)
+        self.accelerator.wait_for_everyone()
+        step, weights = self.work.load(local.STAGE)
+        put_weights(self.student, weights)
+        self._score(local.STAGE, step)
+        best = self.work.best()
+        if best is not None and best.stage == START:
+            put_weights(self.student, best.tensors)
+
+    def _together(self) -> None:
+        how, windows = self.how, self.windows
+        schedule = Schedule(
+            steps=self.steps,
+            rate=how.speed,
+            every=max(1, self.steps // how.evaluations),
+            tokens=self.step_tokens,
+            accumulate=how.accumulate,
+        )
+
+        def loss(model: torch.nn.Module, part: int) -> torch.Tensor:
+            first = (part * self.processes + self.accelerator.process_index) * how.batch
+            rows = windows.order(first, how.batch, how.seed)
+            inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
+            return self.guide.loss(model, inputs, rows, first_round=first + how.batch <= windows.count)
+
+        with checkpointed(self.student) if how.lean else nullcontext():
+            fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress)
+
+    def _judge(self, model: torch.nn.Module) -> dict[str, float]:
+        return self.guide.judge(model, self.windows.held_out, self.how.batch)
+
+    def _score(self, stage: str, step: int) -> dict[str, float]:
+        """Scores on the held-out windows as things are now, put down and taken back in a rerun."""
+        known = [line for line in self.work.metrics() if line["stage"] == stage and "scores" in line]
+        if known:
+            return known[0]["scores"]
+        self.progress(0, 1, "measuring")
+        scores = self._judge(self.student)
+        if self.accelerator.is_main_process:
+            self.work.offer(stage, step, next(iter(scores.values())), trained_weights(self.student))
+            self.work.log(stage=stage, step=step, scores=scores)
+        self.accelerator.wait_for_everyone()
+        return scores
+
+    def _half(self) -> bool:
+        """Whether to train in half precision; found out once, so that a rerun does the same."""
+        if self.how.precision != "auto":
+            return self.how.precision == "bf16"
+        file, answer = self.work.folder / PRECISION, [False]
+        if self.accelerator.is_main_process:
+            if not file.exists():
+                write_text(file, "bf16" if _faster_in_half(self.teacher) else "fp32")
+            answer = [file.read_text(encoding="utf-8") == "bf16"]
+        return broadcast_object_list(answer)[0]
+
+
+def _check_pair(
+    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan
+) -> Collection[int]:
+    """Raise where these two do not belong together; else the attention layers of the student that were reduced."""
+    before = shape_of(teacher)
+    plan.check(before)
+    kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
+    if len(shape_of(student).layers) != len(kept):
+        raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")
+    _check_words(source, student, teacher_source, teacher)
+    reduced = [j for j, i in enumerate(kept) if plan.layers[i] != LayerPlan.full(before.layers[i])]
+    return reduced or range(len(kept))
+
+
+def _check_words(source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel) -> None:
+    sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
+    if sizes[0] != sizes[1]:
+        raise InputError(f"{source} knows {sizes[0]} tokens and {teacher_source} {sizes[1]}: not the same tokenizer.")
+    if student.main_input_name != "input_ids":
+        return
+    words = [open_tokenizer(name).get_vocab() for name in (source, teacher_source)]
+    if words[0] != words[1]:
+        raise InputError(f"{source} and {teacher_source} have different tokenizers: one cannot learn from the other.")
+
+
+def _faster_in_half(model: PreTrainedModel) -> bool:
+    """Time a layer's worth of matrix products both ways."""
+    width, device = shape_of(model).width, model.device
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    x, weight = torch.randn(512, width, device=device), torch.randn(4 * width, width, device=device)
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = x.to(dtype), weight.to(dtype)
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            a @ b.T
+            times.append(time.perf_counter() - start)
+        seconds.append(min(times))
+    return seconds[0] > FASTER * seconds[1]

@@ -1,0 +1,95 @@
+"""Healing layer by layer: each attention learns what the stream was behind it in the whole model.
+
+It learns on the inputs it really gets, behind layers that have learnt already. No gradient leaves the layer, so this is
+cheap: the papers' fine-tuning of student heads, for all heads of a layer at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.families.blocks import Stream
+from headwise.families.sites import Site, sites_of
+from headwise.records.healing import Healing
+from headwise.records.plan import Plan
+from headwise.training.loop import put_weights, trained_weights
+from headwise.training.work import Work
+
+STAGE = "local"
+ROUNDS = 2  # through all windows, for each layer
+SECONDS_BETWEEN = 15.0
+Progress = Callable[[int, int, str], None]
+
+
+def heal_locally(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    plan: Plan,
+    batches: Sequence[dict[str, Tensor]],
+    how: Healing,
+    work: Work,
+    progress: Progress,
+) -> None:
+    """Train the attention of ``student`` (what of it asks for gradients), one layer after the other."""
+    done, weights = work.load(STAGE)
+    work.forget_after(STAGE, done)
+    if weights:
+        put_weights(student, weights)
+    with torch.no_grad():
+        before, now = Stream(teacher, batches), Stream(student, batches)
+    saved = time.monotonic()
+    sites = iter(enumerate(sites_of(student)))
+    for i, (site, change) in enumerate(zip(sites_of(teacher), plan.layers, strict=True)):
+        progress(i, len(plan.layers), "healing layer by layer")
+        after, given = [], []
+        with torch.no_grad():
+            for n in range(len(batches)):
+                out, attended = before.run_watched(site.out, i, n)
+                after.append(out)
+                given.append(attended)
+        if not change.dropped:
+            j, own = next(sites)
+            if i >= done:
+                wanted = given if site.stack.norm_behind else [b + a for b, a in zip(before.hidden, given, strict=True)]
+                error = _train(now, own, j, wanted, how)
+                if error is not None:
+                    work.log(stage=STAGE, step=i + 1, layer=i, error_before=error[0], error_after=error[1])
+            with torch.no_grad():
+                now.hidden = [now.run(j, n) for n in range(len(batches))]
+        before.hidden = after
+        if i >= done and time.monotonic() - saved > SECONDS_BETWEEN:
+            work.save(STAGE, i + 1, trained_weights(student))
+            saved = time.monotonic()
+    if done < len(plan.layers):
+        work.save(STAGE, len(plan.layers), trained_weights(student))
+
+
+def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Healing) -> tuple[float, float] | None:
+    """Fit one attention; the mean error of the first and of the last round, None where nothing in it learns."""
+    modules = (site.module, site.out)
+    parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
+    if not parameters:
+        return None
+    adam = torch.optim.AdamW(parameters, lr=how.speed, betas=(0.9, 0.95), weight_decay=0.0)
+    steps, errors = ROUNDS * len(wanted), []
+    for step in range(steps):
+        n = step % len(wanted)
+        for group in adam.param_groups:
+            group["lr"] = how.speed * (1 + math.cos(math.pi * step / steps)) / 2
+        found = now.run_through(site.out, block, n)
+        if not site.stack.norm_behind:
+            found = now.hidden[n] + found
+        energy = wanted[n].square().sum(-1).clamp(min=torch.finfo(found.dtype).tiny)
+        error = ((found - wanted[n]).square().sum(-1) / energy).mean()
+        error.backward()
+        adam.step()
+        now.blocks[block].zero_grad()
+        errors.append(error.item())
+    half = len(wanted)
+    return sum(errors[:half]) / half, sum(errors[-half:]) / half

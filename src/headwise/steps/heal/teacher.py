@@ -1,0 +1,146 @@
+"""What the whole model says to a window, and how far the reduced one is from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from headwise.families.own_loss import main_output
+from headwise.families.scoring import predicts_next
+from headwise.families.sites import sites_of
+from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likely, most_likely
+from headwise.records.healing import Healing
+
+REMEMBERED, JUDGED = 128, 1024  # classes kept of a row of logits: on disk for later rounds, in memory to judge by
+Likely = tuple[Tensor, Tensor]
+
+
+class Teacher:
+    """The whole model as the one to learn from. ``memory`` keeps what it said for later rounds."""
+
+    def __init__(self, model: PreTrainedModel, how: Healing, bf16: bool, memory: Memory | None) -> None:
+        self.model, self.how, self.memory = model.requires_grad_(False), how, memory
+        self.predicts = predicts_next(model)
+        self._options = {"use_cache": False} if any(site.cache != "none" for site in sites_of(model)) else {}
+        self._options |= {"output_hidden_states": True} if how.hidden else {}
+        self._bf16 = bf16
+        self._judged: dict[int, Tensor | Likely] = {}
+
+    def loss(self, student: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, first_round: bool) -> Tensor:
+        """How far ``student`` is from this model on the windows ``rows``, which hold ``inputs``."""
+        how = self.how
+        outputs = self._run(student, inputs)
+        found, classes = main_output(outputs)
+        known = None if first_round or self.memory is None else self.memory.read(rows)
+        if known is not None:
+            total = mean_divergence_of_likely(*known, found.flatten(0, -2), how.temperature)
+        else:
+            with torch.no_grad():
+                whole = self._run(self.model, inputs)
+            wanted = main_output(whole)[0]
+            total = _distance(wanted, found, classes, how.temperature)
+            if self.memory is not None and classes:
+                self.memory.write(rows, wanted, how.temperature)
+            if how.hidden:
+                total = total + how.hidden * _hidden_error(whole, outputs)
+        if how.next_token:
+            total = total + how.next_token * _next_token(found, inputs["input_ids"])
+        return total
+
+    def judge(self, student: nn.Module, inputs: Mapping[str, Tensor], at_once: int) -> dict[str, float]:
+        """KL (or relative square error) on held-out windows, and the perplexity of a decoder."""
+        far, nats, classes, parts = 0.0, 0.0, False, _split(inputs, at_once)
+        total = sum(len(next(iter(part.values()))) for part in parts)
+        with torch.no_grad():
+            for number, part in enumerate(parts):
+                share = len(next(iter(part.values()))) / total
+                found, classes = main_output(self._run(student, part))
+                far += share * self._judged_distance(number, part, found, classes)
+                if self.predicts:
+                    nats += share * _next_token(found, part["input_ids"]).item()
+        scores = {"kl" if classes else "error": far}
+        return {**scores, "perplexity": float(np.exp(nats))} if self.predicts else scores
+
+    def _judged_distance(self, number: int, part: Mapping[str, Tensor], found: Tensor, classes: bool) -> float:
+        if number not in self._judged:
+            wanted = main_output(self._run(self.model, part))[0]
+            rows = wanted.flatten(0, -2)
+            self._judged[number] = most_likely(rows, min(JUDGED, rows.shape[-1])) if classes else wanted
+        wanted = self._judged[number]
+        if isinstance(wanted, Tensor):
+            return _distance(wanted, found, classes, 1.0).item()
+        return mean_divergence_of_likely(*wanted, found.flatten(0, -2)).item()
+
+    def _run(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        device = self.model.device
+        with torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext():
+            return model(**{name: tensor.to(device) for name, tensor in inputs.items()}, **self._options)
+
+
+class Memory:
+    """The likeliest classes of every token of every window, in one file: the teacher is asked once about each."""
+
+    def __init__(self, path: Path, inputs_hash: str, length: int, classes: int) -> None:
+        path = path.with_name(f"{path.name}-{inputs_hash[:8]}")
+        self.path, self.kept = path, min(REMEMBERED, classes)
+        self._numbers = length * self.kept
+        self._size = 6 * self._numbers + 1
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def read(self, rows: Tensor) -> Likely | None:
+        """Classes and their log-probabilities for all tokens of these windows, if all are known."""
+        found = [os.pread(self._file, self._size, row * self._size) for row in rows.tolist()]
+        if any(len(raw) < self._size or not raw[-1] for raw in found):
+            return None
+        whole = b"".join(raw[:-1] for raw in found)
+        parts = np.frombuffer(whole, dtype=np.uint8).reshape(len(found), -1)
+        classes = parts[:, : 4 * self._numbers].copy().view(np.int32)
+        logs = parts[:, 4 * self._numbers :].copy().view(np.float16)
+        return torch.from_numpy(classes.reshape(-1, self.kept)), torch.from_numpy(logs.reshape(-1, self.kept))
+
+    def write(self, rows: Tensor, logits_BTC: Tensor, temperature: float) -> None:
+        """Remember what was said to these windows. The last byte of a window says that it is all there."""
+        for row, logits in zip(rows.tolist(), logits_BTC, strict=True):
+            classes, logs = (part.cpu() for part in most_likely(logits, self.kept, temperature))
+            raw = classes.numpy().tobytes() + logs.half().numpy().tobytes() + b"\1"
+            if os.pwrite(self._file, raw, row * self._size) < len(raw):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+
+def _distance(wanted: Tensor, found: Tensor, classes: bool, temperature: float) -> Tensor:
+    """KL divergence of classes; of other outputs half the square error, relative to their energy."""
+    if classes:
+        return mean_divergence(wanted.flatten(0, -2), found.flatten(0, -2), temperature)
+    return _relative_error(wanted, found) / 2
+
+
+def _relative_error(wanted: Tensor, found: Tensor) -> Tensor:
+    return (found.float() - wanted.float()).square().sum() / wanted.float().square().sum()
+
+
+def _hidden_error(whole: Any, outputs: Any) -> Tensor:
+    """Mean relative error of hidden states; where blocks are gone only the last, which both have."""
+    wanted, found = whole.hidden_states, outputs.hidden_states
+    if len(wanted) != len(found):
+        wanted, found = wanted[-1:], found[-1:]
+    return torch.stack([_relative_error(*pair) for pair in zip(wanted, found, strict=True)]).mean()
+
+
+def _next_token(logits_BTC: Tensor, ids_BT: Tensor) -> Tensor:
+    wanted = ids_BT[:, 1:].to(logits_BTC.device).flatten()
+    return cross_entropy(logits_BTC[:, :-1].flatten(0, 1).float(), wanted)
+
+
+def _split(inputs: Mapping[str, Tensor], at_once: int) -> list[dict[str, Tensor]]:
+    parts = {name: tensor.split(at_once) for name, tensor in inputs.items()}
+    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]

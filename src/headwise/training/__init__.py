@@ -1,0 +1,1 @@
+"""Training on Accelerate: one process or many, checkpoints that survive a kill. Knows nothing of attention."""

@@ -1,0 +1,163 @@
+"""The loop: AdamW with warm-up and cosine, checkpoints, and the best weights by held-out score."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from headwise.records.errors import InputError
+from headwise.training.work import Work
+
+STAGE = "global"
+TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+BACK = StateDictOptions(full_state_dict=True, strict=False)
+MOMENTS_BACK = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+Progress = Callable[[int, int, str], None]
+Loss = Callable[[nn.Module, int], Tensor]
+Judge = Callable[[nn.Module], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written."""
+
+    steps: int
+    rate: float
+    every: int
+    tokens: int  # of one step, in all processes
+    accumulate: int = 1
+    clip: float = 1.0
+    decay: float = 0.0
+    warm_up: float = 0.05
+
+    def at(self, step: int) -> float:
+        """The learning rate of a step: a linear warm-up, then a cosine down to nothing."""
+        warm = max(1, round(self.warm_up * self.steps))
+        if step < warm:
+            return self.rate * (step + 1) / warm
+        return self.rate * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm))) / 2
+
+
+def fit(
+    accelerator: Accelerator,
+    model: nn.Module,
+    schedule: Schedule,
+    loss: Loss,
+    judge: Judge,
+    work: Work,
+    progress: Progress = lambda done, total, what: None,
+) -> None:
+    """Train what asks for gradients in ``model``. ``loss`` takes the model and the number of a part of a step.
+
+    ``judge`` gives scores on held-out data: the first decides which weights are the best; ``work`` keeps those.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    adam = torch.optim.AdamW(parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=schedule.decay)
+    wrapped, optimizer = accelerator.prepare(model, adam)
+    done = _resume(wrapped, adam, work, accelerator)
+    started, held = time.monotonic(), ""
+    for step in range(done, schedule.steps):
+        for group in adam.param_groups:
+            group["lr"] = schedule.at(step)
+        value = _backward(accelerator, wrapped, schedule, loss, step)
+        if not math.isfinite(value):
+            best = work.best()
+            kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
+            raise InputError(f"The loss is not a number at step {step + 1}.{kept} A lower learning rate may help.")
+        accelerator.clip_grad_norm_(parameters, schedule.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        speed = (step + 1 - done) * schedule.tokens / (time.monotonic() - started)
+        facts = {"loss": round(value, 6), "rate": schedule.at(step), "tokens_per_second": round(speed, 1)}
+        _log(accelerator, work, step + 1, (step + 1) * schedule.tokens, facts)
+        if (step + 1) % schedule.every == 0 or step + 1 == schedule.steps:
+            held = _judge(accelerator, wrapped, judge, work, step + 1)
+            _checkpoint(accelerator, wrapped, adam, work, step + 1)
+        progress(step + 1, schedule.steps, f"loss {value:.4f}{held}, {speed:.0f} tokens/s")
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What asks for gradients, whole and on the CPU, by its name in the model."""
+    return cast(dict[str, Tensor], get_model_state_dict(model, options=TRAINED))
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy weights back to where `trained_weights` found them."""
+    set_model_state_dict(model, cast(Any, weights), options=BACK)
+
+
+def _backward(accelerator: Accelerator, wrapped: nn.Module, schedule: Schedule, loss: Loss, step: int) -> float:
+    """Gradients of one step, added up over its parts and averaged over processes; the mean loss."""
+    total = torch.zeros((), device=accelerator.device)
+    for part in range(schedule.accumulate):
+        last = part == schedule.accumulate - 1
+        with nullcontext() if last else accelerator.no_sync(wrapped):
+            value = loss(wrapped, step * schedule.accumulate + part) / schedule.accumulate
+            accelerator.backward(value)
+        total += value.detach()
+    reduced: Tensor = accelerator.reduce(total, "mean")
+    return reduced.item()
+
+
+def _judge(accelerator: Accelerator, wrapped: nn.Module, judge: Judge, work: Work, step: int) -> str:
+    """Score the weights as they are, remember them if they are the best so far; a few words for the progress bar."""
+    scores = judge(wrapped)
+    name, score = next(iter(scores.items()))
+    weights = trained_weights(wrapped)
+    if accelerator.is_main_process:
+        work.offer(STAGE, step, score, weights)
+    _log(accelerator, work, step, None, {f"held_out_{key}": round(value, 6) for key, value in scores.items()})
+    accelerator.wait_for_everyone()
+    return f", held-out {name} {score:.4f}"
+
+
+def _log(accelerator: Accelerator, work: Work, step: int, tokens: int | None, facts: dict[str, float]) -> None:
+    accelerator.log(facts, step=step)
+    if accelerator.is_main_process:
+        work.log(stage=STAGE, step=step, **({} if tokens is None else {"tokens": tokens}), **facts)
+
+
+def _checkpoint(
+    accelerator: Accelerator, wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, step: int
+) -> None:
+    moments = get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
+    tensors = {f"model {name}": tensor for name, tensor in trained_weights(wrapped).items()}
+    tensors |= {f"adam {name}": value for name, value in moments.items() if isinstance(value, Tensor)}
+    if accelerator.is_main_process:
+        work.save(STAGE, step, tensors)
+    accelerator.wait_for_everyone()
+
+
+def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, accelerator: Accelerator) -> int:
+    """Take weights and moments back from the last checkpoint; the steps done until then."""
+    step, tensors = work.load(STAGE)
+    if accelerator.is_main_process:
+        work.forget_after(STAGE, step)
+    accelerator.wait_for_everyone()
+    if not step:
+        return 0
+    put_weights(wrapped, _named(tensors, "model "))
+    moments = get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
+    moments = cast(Any, {**moments, **_named(tensors, "adam ")})
+    set_optimizer_state_dict(wrapped, adam, moments, options=MOMENTS_BACK)
+    return step
+
+
+def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

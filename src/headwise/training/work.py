@@ -1,0 +1,94 @@
+"""A training run on disk: checkpoints, the best weights, metrics. A rerun continues where a killed run stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headwise.families.tensor_files import read_tensors, write_tensors
+from headwise.records.files import write_text
+
+KEPT = 2  # checkpoints: should the last be lost, there is one before
+METRICS, BEST = "metrics.jsonl", "best.safetensors"
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Weights, when they were found and how well they score; less is better."""
+
+    stage: str
+    step: int
+    score: float
+    tensors: Tensors
+
+
+class Work:
+    """The folder of a run. ``inputs_hash`` says what it is a run of: files of another run are not read."""
+
+    def __init__(self, folder: Path, inputs_hash: str) -> None:
+        self.folder, self.inputs_hash = folder, inputs_hash
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, stage: str) -> tuple[int, Tensors]:
+        """Steps of ``stage`` done and the tensors put away then; 0 and nothing where there is no checkpoint."""
+        for path in reversed(self._checkpoints(stage)):
+            found = read_tensors(path, self.inputs_hash)
+            if found is not None:
+                return int(found[0]["step"]), found[1]
+        return 0, {}
+
+    def save(self, stage: str, step: int, tensors: Tensors) -> None:
+        """Put a checkpoint away, and forget all but the last two."""
+        self._write(self.folder / f"{stage}-{step:08d}.safetensors", tensors, step=step)
+        for path in self._checkpoints(stage)[:-KEPT]:
+            path.unlink(missing_ok=True)
+
+    def offer(self, stage: str, step: int, score: float, tensors: Tensors) -> None:
+        """Put these weights away if none so far had a lower score."""
+        best = self.best()
+        if best is None or score < best.score:
+            self._write(self.folder / BEST, tensors, stage=stage, step=step, score=score)
+
+    def best(self) -> Best | None:
+        """The weights with the lowest score so far."""
+        found = read_tensors(self.folder / BEST, self.inputs_hash)
+        if found is None:
+            return None
+        facts, tensors = found
+        return Best(facts["stage"], int(facts["step"]), float(facts["score"]), tensors)
+
+    def log(self, **facts: Any) -> None:
+        """Add a line to the metrics."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of this run so far; a line that a kill has cut short is left out."""
+        path, found = self.folder / METRICS, []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                facts = json.loads(line)
+            except ValueError:
+                continue
+            if facts.pop("run", None) == self.inputs_hash[:8]:
+                found.append(facts)
+        return found
+
+    def forget_after(self, stage: str, step: int) -> None:
+        """Take the metrics back to a checkpoint: what came after it is done again."""
+        kept = [facts for facts in self.metrics() if facts["stage"] != stage or facts["step"] <= step]
+        write_text(self.folder / METRICS, "")
+        for facts in kept:
+            self.log(**facts)
+
+    def _write(self, path: Path, tensors: Tensors, **facts: Any) -> None:
+        about = {"inputs_hash": self.inputs_hash, **{name: str(value) for name, value in facts.items()}}
+        write_tensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()}, about)
+
+    def _checkpoints(self, stage: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{stage}-*.safetensors"))
