@@ -1,24 +1,45 @@
 """Healing: every way of learning brings a cut model nearer, none makes it worse, and no work is lost."""
 
+import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from headwise.families.load import open_model
+from headwise.families.shapes import shape_of
 from headwise.records.errors import InputError
 from headwise.records.healing import Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal
-from headwise.families.shapes import shape_of
+from headwise.steps.heal.teacher import Teacher
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
-TEXT = " ".join(f"the {a} {b} jumps over the lazy {c}" for a in "quick brown red".split() for b in "fox cat dog".split() for c in "dog cow hen pig".split()) * 6
-QUICK = {"tokens": 2400, "context": 16, "batch": 3, "held_out": 96, "evaluations": 4, "local_tokens": 480, "precision": "fp32"}
+TEXT = (
+    " ".join(
+        f"the {a} {b} jumps over the lazy {c}"
+        for a in ["quick", "brown", "red"]
+        for b in ["fox", "cat", "dog"]
+        for c in ["dog", "cow", "hen", "pig"]
+    )
+    * 6
+)
+QUICK = {
+    "tokens": 2400,
+    "context": 16,
+    "batch": 3,
+    "held_out": 96,
+    "evaluations": 4,
+    "local_tokens": 480,
+    "precision": "fp32",
+}
 
 
 def prepared(folder, name="llama"):
@@ -32,7 +53,9 @@ def prepared(folder, name="llama"):
     save_tokenizer(folder / "model")
     (folder / "text.txt").write_text(TEXT)
     shape = shape_of(model)
-    layers = tuple(LayerPlan(l.heads, l.kv_heads, max(2, l.qk_dim // 2), max(1, l.v_dim // 2)) for l in shape.layers[:2])
+    layers = tuple(
+        LayerPlan(old.heads, old.kv_heads, max(2, old.qk_dim // 2), max(1, old.v_dim // 2)) for old in shape.layers[:2]
+    )
     plan = Plan.make(shape, (*layers, *map(LayerPlan.full, shape.layers[2:])))
     plan.save(folder / "plan.json")
     compress(str(folder / "model"), folder / "plan.json", folder / "student")
@@ -48,9 +71,109 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("train", ["attention", "values", "lora", "all"])
 def test_every_way_of_learning_helps(pair, tmp_path, train):
     folder, student, teacher = pair
-    found = heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(train=train, **QUICK))
+    found = heal(
+        student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(train=train, **QUICK)
+    )
     print(train, found["before"], found["after"], found["best"])
     assert found["after"] < 0.95 * found["before"]
     assert (tmp_path / "healed" / CURVE).is_file()
     assert not (tmp_path / "healed.healing").exists()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "healed")
+
+
+def heal_command(student, teacher, text, output, *options):
+    quick = ["--tokens", "2400", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
+    return ["heal", student, "--teacher", teacher, "--text", text, "-o", output, *quick, *options]
+
+
+def run(*command, processes=1, **options):
+    several = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    )
+    return subprocess.run(
+        [sys.executable, *several, "-m", "headwise", *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_two_processes_do_what_one_does_with_a_double_batch(pair, tmp_path):
+    folder, student, teacher = pair
+    text = folder / "text.txt"
+    for name, batch, processes in (("one", "4", 1), ("two", "2", 2)):
+        done = run(
+            *heal_command(student, teacher, text, tmp_path / name, "--batch", batch, "--stage", "global"),
+            processes=processes,
+        )
+        assert done.returncode == 0, done.stderr
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    moved = {name: tensor for name, tensor in weights(folder / "student").items() if not torch.equal(tensor, one[name])}
+    assert moved
+    for name in moved:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / name / CURVE).read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    for a, b in zip(*losses, strict=True):
+        assert a is None or abs(a - b) < 1e-3
+
+
+@pytest.mark.parametrize("stage", ["local", "global"])
+def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage):
+    folder, student, teacher = pair
+    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", "--stage", "both")
+    assert run(*command).returncode == 0
+    killed = heal_command(student, teacher, folder / "text.txt", tmp_path / "killed", "--stage", "both")
+    script = (
+        "import os, signal, sys, headwise.training.work as w, headwise.steps.heal.local as l, headwise.cli as cli\n"
+        "l.SECONDS_BETWEEN = 0\n"
+        "save = w.Work.save\n"
+        "def die(self, stage, step, tensors):\n"
+        "    save(self, stage, step, tensors)\n"
+        f"    if stage == {stage!r} and step > 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "w.Work.save = die\n"
+        "sys.argv = ['headwise', *sys.argv[1:]]\n"
+        "cli.main()\n"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", script, *map(str, killed)], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed").exists()
+    done = run(*killed)
+    assert done.returncode == 0, done.stderr
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_loss_that_is_not_a_number_stops_and_keeps_the_best(pair, tmp_path, monkeypatch):
+    folder, student, teacher = pair
+    loss = Teacher.loss
+    monkeypatch.setattr(
+        Teacher,
+        "loss",
+        lambda self, model, inputs, rows, first_round: (
+            loss(self, model, inputs, rows, first_round) * (float("nan") if next(count) == 20 else 1)
+        ),
+    )
+    count = itertools.count()
+    with pytest.raises(InputError, match=r"not a number at step 21\. The best weights so far \(global 12\) stay in"):
+        heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=Healing(stage="global", **QUICK))
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.healing" / "best.safetensors").is_file()
+
+
+def test_a_rate_far_too_high_leaves_the_start(pair, tmp_path):
+    folder, student, teacher = pair
+    found = heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=Healing(rate=30.0, **QUICK))
+    assert found["best"] == "start 0"
+    start, end = weights(folder / "student"), weights(tmp_path / "out")
+    assert all(torch.allclose(start[name], end[name]) for name in start)

@@ -25,9 +25,8 @@ from headwise.training.work import Work
 
 STAGE = "global"
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BACK = StateDictOptions(full_state_dict=True, strict=False)
-MOMENTS_BACK = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
 Progress = Callable[[int, int, str], None]
 Loss = Callable[[nn.Module, int], Tensor]
 Judge = Callable[[nn.Module], dict[str, float]]
@@ -136,9 +135,9 @@ def _log(accelerator: Accelerator, work: Work, step: int, tokens: int | None, fa
 def _checkpoint(
     accelerator: Accelerator, wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, step: int
 ) -> None:
-    moments = get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
     tensors = {f"model {name}": tensor for name, tensor in trained_weights(wrapped).items()}
-    tensors |= {f"adam {name}": value for name, value in moments.items() if isinstance(value, Tensor)}
+    for name, moments in _moments(wrapped, adam)["state"].items():
+        tensors |= {f"{key} {name}": value for key, value in moments.items()}
     if accelerator.is_main_process:
         work.save(STAGE, step, tensors)
     accelerator.wait_for_everyone()
@@ -152,12 +151,15 @@ def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, acceler
     accelerator.wait_for_everyone()
     if not step:
         return 0
-    put_weights(wrapped, _named(tensors, "model "))
-    moments = get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
-    moments = cast(Any, {**moments, **_named(tensors, "adam ")})
-    set_optimizer_state_dict(wrapped, adam, moments, options=MOMENTS_BACK)
+    weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model ")}
+    put_weights(wrapped, {name.removeprefix("model "): tensor for name, tensor in weights.items()})
+    state = _moments(wrapped, adam)
+    for name, moments in state["state"].items():
+        moments |= {key: tensors[f"{key} {name}"] for key in moments}
+    set_optimizer_state_dict(wrapped, adam, state, options=BACK)
     return step
 
 
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _moments(wrapped: nn.Module, adam: torch.optim.Optimizer) -> Any:
+    """The state of the optimizer by names of weights, whole and on the CPU."""
+    return get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
