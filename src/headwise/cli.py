@@ -438,13 +438,16 @@ def run(
     eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
     tokens: Tokens = 8192,
     eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
+    heal_tokens: Annotated[
+        str, typer.Option(metavar="N", help="Tokens to heal on, as 200000 or 200k; by default no healing.")
+    ] = "0",
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inspect, plan, compress and evaluate a model in one folder. A rerun goes on where the last one stopped."""
+    """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped."""
     from headwise.steps.plan import read_budget
 
     if all(value is None for value in (keep_kv, keep_attention_params, kv_bytes_per_token, fit)):
@@ -452,12 +455,12 @@ def run(
     budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
     folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
     options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
-    _run(model, folder, budget, as_json, speed=speed, **options)
+    _run(model, folder, budget, as_json, speed=speed, heal_tokens=_count(heal_tokens), **options)
 
 
 @app.command()
 def demo() -> None:
-    """The whole line on SmolLM2-135M, from its PyPI wheel: keep 75 % of its KV cache, in a few minutes."""
+    """The whole line on SmolLM2-135M, from its PyPI wheel: keep 75 % of its KV cache and heal it, in some minutes."""
     typer.echo("Opening SmolLM2-135M-Instruct (converted once, then kept in your cache folder) ...", err=True)
     with _importing():
         from headwise.steps.demo import demo_model
@@ -466,14 +469,14 @@ def demo() -> None:
 
     folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
-    typer.echo("\nMeasuring, planning, cutting and evaluating, with little text to be quick ...", err=True)
-    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "speed": False}
+    typer.echo("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...", err=True)
+    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 8192, "speed": False}
     _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
     prompt = "The capital of France is Paris, and the capital of Germany is"
-    for name in (folder, str(made / "model")):
+    for name in (folder, str(made / "model"), str(made / "healed")):
         typer.echo(f"\n{Path(name).name}: {continue_text(name, prompt)}")
     typer.echo(
-        f'\nAutoModelForCausalLM.from_pretrained("{made / "model"}", trust_remote_code=True) opens it anywhere; with '
+        f'\nAutoModelForCausalLM.from_pretrained("{made / "healed"}", trust_remote_code=True) opens it anywhere; with '
         "headwise imported it needs no trust_remote_code."
     )
 
@@ -483,7 +486,7 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     with _importing():
         from headwise.report.plans import print_plan
         from headwise.report.scores import print_scores
-        from headwise.run import PLAN, SCORES, run
+        from headwise.run import HEALED, MODEL, PLAN, SCORES, run
         from headwise.steps.inspect import PAGE
 
     command = shlex.join(["headwise", *sys.argv[1:]])
@@ -497,7 +500,8 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     print_plan(plan, profile)
     typer.echo()
     print_scores(scores)
-    typer.echo(f"\n{folder / PLAN}\n{folder / SCORES}\n{folder / 'model'}\n{folder / PAGE}  <- open in a browser")
+    made = [folder / PLAN, folder / SCORES, folder / MODEL, *([folder / HEALED] if options.get("heal_tokens") else [])]
+    typer.echo("\n" + "\n".join(map(str, made)) + f"\n{folder / PAGE}  <- open in a browser")
 
 
 def _profile_of(source: str, text: list[str] | None) -> Path:

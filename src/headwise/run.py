@@ -1,4 +1,4 @@
-"""The whole line in one folder: inspect, plan, compress, evaluate. What has not changed is not done again."""
+"""The whole line in one folder: inspect, plan, compress, heal, evaluate. What has not changed is not done again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headwise.families.save import add_scores
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.files import read_json, write_record
+from headwise.records.healing import Healing, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
@@ -25,7 +26,7 @@ from headwise.steps.evaluate import evaluate
 from headwise.steps.inspect import PAGE, inspect
 from headwise.steps.plan import make_plan
 
-DONE, PLAN, MODEL, SCORES = "run.json", "plan.json", "model", "scores.json"
+DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", "scores.json"
 Progress = Callable[[int, int, str], None]
 
 
@@ -38,6 +39,7 @@ def run(
     eval_texts: Sequence[str] = (),
     tokens: int = 8192,
     eval_tokens: int = 20480,
+    heal_tokens: int = 0,
     lengths: tuple[int, ...] | None = None,
     speed: bool = True,
     multiple: int = 8,
@@ -47,7 +49,8 @@ def run(
 ) -> tuple[Profile, Plan, Scores]:
     """Profile, plan, model, scores and page in ``folder``, from the model at ``source`` and a ``budget``.
 
-    ``texts`` are measured on, ``eval_texts`` evaluated on (none: the text that comes with headwise, for both).
+    ``texts`` are measured on and healed on, ``eval_texts`` evaluated on (none: the text that comes with headwise).
+    With ``heal_tokens`` the model is healed on so many, and the healed one is evaluated beside it.
     """
     done = _Done(folder / DONE)
     profile = inspect(source, folder, texts=texts, tokens=tokens, lengths=lengths, seed=seed, progress=progress)
@@ -63,14 +66,27 @@ def run(
             shutil.rmtree(folder / MODEL, ignore_errors=True)
         compress(source, folder / PLAN, folder / MODEL, command=command, profile=folder, progress=progress)
         done.note(MODEL, cut)
+    made, curve = [MODEL], []
+    if heal_tokens:
+        how = Healing(tokens=heal_tokens, seed=seed)
+        mended = _hash(cut, how.facts())
+        if not done.holds(HEALED, mended, folder / HEALED):
+            if done.made(HEALED):
+                shutil.rmtree(folder / HEALED, ignore_errors=True)
+            from headwise.steps.heal import heal  # noqa: PLC0415 - only this step needs the extra [train]
+
+            heal(str(folder / MODEL), source, folder / HEALED, texts=texts, how=how, command=command, progress=progress)
+            done.note(HEALED, mended)
+        made, cut, curve = [MODEL, HEALED], mended, read_curve(folder / HEALED)
     judged = _hash(cut, [_content(text) for text in eval_texts], eval_tokens, speed)
     if not done.holds(SCORES, judged, folder / SCORES):
-        sources = [source, str(folder / MODEL)]
+        sources = [source, *(str(folder / name) for name in made)]
         found = evaluate(
             sources, texts=eval_texts, tokens=eval_tokens, speed=speed, output=folder / SCORES, progress=progress
         )
-        add_scores(folder / MODEL, markdown(found))
-        write_page(profile, folder / PAGE, found, plan)
+        for name in made:
+            add_scores(folder / name, markdown(found))
+        write_page(profile, folder / PAGE, found, plan, curve)
         done.note(SCORES, judged)
     return profile, plan, Scores.load(folder / SCORES)
 

@@ -237,7 +237,7 @@ def test_windows_follow_one_another_and_encoders_get_their_special_tokens(folder
     assert rows[:, 1:-1].flatten().tolist() == plain[:120]
     scores = evaluate([source, source], tokens=256, context=64, speed_at=(64,))
     assert scores.models[1].agreement == pytest.approx(1, abs=1e-5)
-    assert scores.text["name"] == "headwise's default text" and scores.models[0].speed[0].decode is None
+    assert scores.text["name"] == "headwise's evaluation text" and scores.models[0].speed[0].decode is None
 
 
 def test_line_ends_of_other_systems_change_nothing(folder, tmp_path):

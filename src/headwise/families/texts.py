@@ -10,13 +10,18 @@ from pathlib import Path
 
 from headwise.records.errors import InputError
 
-DEFAULT_TEXT = resources.files("headwise.families") / "text" / "default.txt"
+TEXTS = resources.files("headwise.families") / "text"
+DEFAULT_TEXT, EVALUATION_TEXT = TEXTS / "default.txt", TEXTS / "evaluation.txt"
 
 
-def read_texts(names: Sequence[str]) -> tuple[str, str]:
-    """The text of all files of ``names`` ("-": standard input; none: headwise's own) together, and what to call it."""
+def read_texts(names: Sequence[str], *, evaluation: bool = False) -> tuple[str, str]:
+    """The text of all files of ``names`` ("-": standard input) together, and what to call it.
+
+    Without names it is one of headwise's own: what is for ``evaluation`` is not in what is measured or healed on.
+    """
     if not names:
-        return DEFAULT_TEXT.read_text(encoding="utf-8"), "headwise's default text"
+        own, called = (EVALUATION_TEXT, "evaluation text") if evaluation else (DEFAULT_TEXT, "default text")
+        return own.read_text(encoding="utf-8"), f"headwise's {called}"
     called = ", ".join("standard input" if name == "-" else name for name in names)
     return "\n\n".join(read_text(name) for name in names), called
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.errors import InputError
 
 Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]
+CURVE = "healing.jsonl"  # beside a healed model: how it went, line by line
 RATES: dict[Train, float] = {"attention": 5e-4, "values": 1e-2, "lora": 1e-3, "all": 1e-4}
 
 
@@ -54,3 +57,9 @@ class Healing:
     def facts(self) -> dict[str, Any]:
         """All settings, for hashes and cards."""
         return {**asdict(self), "rate": self.speed}
+
+
+def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:
+    """How the healing of the model in ``folder`` went: stage, tokens learnt from and scores on held-out text."""
+    lines = (json.loads(line) for line in (folder / CURVE).read_text(encoding="utf-8").splitlines())
+    return [(line["stage"], line["tokens"], line["scores"]) for line in lines if "scores" in line]

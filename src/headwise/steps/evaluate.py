@@ -78,7 +78,7 @@ def evaluate(
             check_classifies(model_class(open_config(source), source), source)
     context = _context(sources, shapes, context, tokens)
     lengths = _lengths(sources, shapes, speed_at)
-    text = None if inputs is not None else read_texts(texts)
+    text = None if inputs is not None else read_texts(texts, evaluation=True)
     held: list[Opened] = []
     models: list[ModelScores] = []
     notes: list[str] = []

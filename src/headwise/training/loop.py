@@ -70,7 +70,7 @@ def fit(
     adam = torch.optim.AdamW(parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=schedule.decay)
     wrapped, optimizer = accelerator.prepare(model, adam)
     done = _resume(wrapped, adam, work, accelerator)
-    started, held = time.monotonic(), ""
+    started, held = time.monotonic(), {}
     for step in range(done, schedule.steps):
         for group in adam.param_groups:
             group["lr"] = schedule.at(step)
@@ -84,11 +84,15 @@ def fit(
         optimizer.zero_grad()
         speed = (step + 1 - done) * schedule.tokens / (time.monotonic() - started)
         facts = {"loss": round(value, 6), "rate": schedule.at(step), "tokens_per_second": round(speed, 1)}
-        _log(accelerator, work, step + 1, (step + 1) * schedule.tokens, facts)
+        tokens = (step + 1) * schedule.tokens
+        accelerator.log(facts, step=step + 1)
+        if accelerator.is_main_process:
+            work.log(stage=STAGE, step=step + 1, tokens=tokens, **facts)
         if (step + 1) % schedule.every == 0 or step + 1 == schedule.steps:
-            held = _judge(accelerator, wrapped, judge, work, step + 1)
+            held = score_weights(accelerator, wrapped, judge, work, STAGE, step + 1, tokens)
             _checkpoint(accelerator, wrapped, adam, work, step + 1)
-        progress(step + 1, schedule.steps, f"loss {value:.4f}{held}, {speed:.0f} tokens/s")
+        told = "".join(f", held-out {name} {score:.4g}" for name, score in held.items())
+        progress(step + 1, schedule.steps, f"loss {value:.4f}{told}, {speed:.0f} tokens/s")
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -114,22 +118,18 @@ def _backward(accelerator: Accelerator, wrapped: nn.Module, schedule: Schedule, 
     return reduced.item()
 
 
-def _judge(accelerator: Accelerator, wrapped: nn.Module, judge: Judge, work: Work, step: int) -> str:
-    """Score the weights as they are, remember them if they are the best so far; a few words for the progress bar."""
-    scores = judge(wrapped)
-    name, score = next(iter(scores.items()))
-    weights = trained_weights(wrapped)
+def score_weights(
+    accelerator: Accelerator, model: nn.Module, judge: Judge, work: Work, stage: str, step: int, tokens: int
+) -> dict[str, float]:
+    """Judge the weights as they are, put the scores down, and keep the weights if they are the best so far."""
+    scores = judge(model)
+    weights = trained_weights(model)
+    accelerator.log({f"held_out_{name}": value for name, value in scores.items()}, step=step)
     if accelerator.is_main_process:
-        work.offer(STAGE, step, score, weights)
-    _log(accelerator, work, step, None, {f"held_out_{key}": round(value, 6) for key, value in scores.items()})
+        work.offer(stage, step, next(iter(scores.values())), weights)
+        work.log(stage=stage, step=step, tokens=tokens, scores=scores)
     accelerator.wait_for_everyone()
-    return f", held-out {name} {score:.4f}"
-
-
-def _log(accelerator: Accelerator, work: Work, step: int, tokens: int | None, facts: dict[str, float]) -> None:
-    accelerator.log(facts, step=step)
-    if accelerator.is_main_process:
-        work.log(stage=STAGE, step=step, **({} if tokens is None else {"tokens": tokens}), **facts)
+    return scores
 
 
 def _checkpoint(

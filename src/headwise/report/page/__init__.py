@@ -18,7 +18,7 @@ from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, LayerProfile, Profile
 from headwise.records.scores import Scores
 from headwise.report.page.budgets import budget_tables
-from headwise.report.page.result import result_section
+from headwise.report.page.result import Curve, result_section
 from headwise.report.summary import sentence
 
 DECADES = 6.0  # of a spectrum that the page shows, in 255 steps
@@ -49,12 +49,17 @@ SPECTRA = ("qk_weight_spectrum", "qk_data_spectrum", "vo_weight_spectrum", "vo_d
 BY_LAYER = ("conditioning", "conditioning_gaussian", "rope_pair_energy", "rope_pair_dims")
 
 
-def write_page(profile: Profile, path: Path, scores: Scores | None = None, plan: Plan | None = None) -> None:
-    """Write ``profile`` as a self-contained page; with ``scores`` and a ``plan`` also what came of it."""
-    write_text(path, render(profile, scores, plan))
+def write_page(
+    profile: Profile, path: Path, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()
+) -> None:
+    """Write ``profile`` as a self-contained page; with ``scores`` and a ``plan`` also what came of it.
+
+    ``curve`` tells how healing went, as `headwise.records.healing.read_curve` gives it.
+    """
+    write_text(path, render(profile, scores, plan, curve))
 
 
-def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = None) -> str:
+def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()) -> str:
     """The page as text."""
     folder = resources.files(__name__)
     template, style, code = (
@@ -63,7 +68,7 @@ def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = N
     name = Path(str(profile.model["source"])).name or str(profile.model["source"])
     data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"TITLE": escape(name), "SENTENCE": escape(sentence(profile)), "STYLE": style, "CODE": code, "DATA": data}
-    parts["RESULT"] = "" if scores is None or plan is None else result_section(scores, plan)
+    parts["RESULT"] = "" if scores is None or plan is None else result_section(scores, plan, curve)
     return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
 
 

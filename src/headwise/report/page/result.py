@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from headwise.records.plan import Plan
 from headwise.records.scores import Scores
 from headwise.report.scores import caption, names, rows
 
+WIDTH, HEIGHT, LEFT, BELOW = 560, 220, 60, 40
+Curve = Sequence[tuple[str, int, Mapping[str, float]]]
 
-def result_section(scores: Scores, plan: Plan) -> str:
-    """The scores as an HTML section."""
+
+def result_section(scores: Scores, plan: Plan, curve: Curve = ()) -> str:
+    """The scores as an HTML section, and how healing went."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *names(scores)))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
@@ -26,6 +30,36 @@ def result_section(scores: Scores, plan: Plan) -> str:
     <h2 id="result-title">Before and after</h2>
     <table class="scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
     <p class="hint">{escape(caption(scores))} {escape(" ".join(scores.notes))}</p>
+    {_healing(curve) if curve else ""}
     <details><summary>What each layer keeps</summary>
     <table class="scores"><thead><tr>{titles}</tr></thead><tbody>{kept}</tbody></table></details>
   </section>"""
+
+
+def _healing(curve: Curve) -> str:
+    """Held-out scores while the model healed, as a picture: cut, healed layer by layer, then all together."""
+    name = next(iter(curve[0][2]))
+    points = [(tokens, scores[name]) for _, tokens, scores in curve]
+    most, top = max(tokens for tokens, _ in points) or 1, max(score for _, score in points) or 1.0
+    places = [
+        (LEFT + tokens / most * (WIDTH - LEFT - 20), HEIGHT - BELOW - score / top * (HEIGHT - BELOW - 20))
+        for tokens, score in points
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+        f"<title>{escape(stage)}, {tokens:,} tokens: {score:.4f}</title></circle>"
+        for (x, y), (stage, _, _), (tokens, score) in zip(places, curve, points, strict=True)
+    )
+    base = HEIGHT - BELOW
+    return f"""<h3>Healing</h3>
+    <div class="plot healing">
+    <svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Held-out {escape(name)} while healing">
+      <path class="axis" d="M{LEFT} 12V{base}H{WIDTH - 12}"/>
+      <text x="{LEFT - 8}" y="24" text-anchor="end">{top:.3g}</text>
+      <text x="{LEFT - 8}" y="{base}" text-anchor="end">0</text>
+      <text x="{WIDTH - 12}" y="{base + 18}" text-anchor="end">{most:,} tokens</text>
+      <polyline points="{line}"/>{dots}
+    </svg></div>
+    <p class="hint">{escape(name)} to the whole model on held-out text: {points[0][1]:.4f} when cut,
+    {points[-1][1]:.4f} at the end; the best of all points is what was saved.</p>"""

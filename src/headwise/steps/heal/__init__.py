@@ -25,7 +25,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
 from headwise.records.files import check_free, write_text
-from headwise.records.healing import Healing
+from headwise.records.healing import CURVE, Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
@@ -38,10 +38,9 @@ except ImportError:
 
 from headwise.steps.heal import local
 from headwise.training.loop import STAGE as GLOBAL
-from headwise.training.loop import Schedule, fit, put_weights, trained_weights
+from headwise.training.loop import Schedule, fit, put_weights, score_weights
 from headwise.training.work import Work
 
-CURVE = "healing.jsonl"
 START, MEMORY, PRECISION = "start", "teacher", "precision"
 FASTER = 1.2  # half precision is taken where it is so much faster
 Progress = Callable[[int, int, str], None]
@@ -195,12 +194,7 @@ class _Healer:
         if known:
             return known[0]["scores"]
         self.progress(0, 1, "measuring")
-        scores = self._judge(self.student)
-        if self.accelerator.is_main_process:
-            self.work.offer(stage, step, next(iter(scores.values())), trained_weights(self.student))
-            self.work.log(stage=stage, step=step, scores=scores)
-        self.accelerator.wait_for_everyone()
-        return scores
+        return score_weights(self.accelerator, self.student, self._judge, self.work, stage, step, 0)
 
     def _half(self) -> bool:
         """Whether to train in half precision; found out once, so that a rerun does the same."""

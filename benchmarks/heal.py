@@ -1,0 +1,187 @@
+"""What healing buys: excess nats over the dense model after so many tokens, by stage, by what learns, by start.
+
+    python benchmarks/heal.py MODEL --text FILE... --test FILE --other FILE -o FILE [--shares 0.75,0.5]
+        [--tokens 50000,100000,200000] [--variants-at 100000] [--calibration FILE] [--context 512]
+
+MODEL is a folder, or "smollm2" for the one of the demo. It is cut to a share of its KV bytes (calibrated on 8,192
+tokens of the first text) and healed on the texts; ``--test`` is text of the same kind, ``--other`` of another, neither
+seen in healing. "dense, continued": the dense model trained on the same tokens itself, the fair reference for what the
+text alone teaches. Rows that the output file holds already are not measured again.
+"""
+
+import argparse
+import json
+import math
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer
+
+from headwise.families.load import open_model
+from headwise.families.sites import sites_of
+from headwise.families.trainable import make_trainable
+from headwise.records.budget import Budget
+from headwise.records.healing import RATES, Healing
+from headwise.steps.compress import compress
+from headwise.steps.demo import demo_model
+from headwise.steps.heal import CURVE, heal
+from headwise.steps.heal.windows import read_windows
+from headwise.steps.inspect import inspect
+from headwise.steps.plan import make_plan
+from headwise.training.loop import Schedule, fit, put_weights
+from headwise.training.work import Work
+
+CALIBRATION_TOKENS = 8192
+EVALUATION_TOKENS = 20480
+VARIANTS = (
+    {"stage": "local"},
+    {"stage": "global"},
+    {"train": "values"},
+    {"train": "lora"},
+    {"train": "all"},
+    {"start": "svd"},
+)
+
+
+def loss(model, windows):
+    """Mean negative log-likelihood of all tokens of the windows but the first of each."""
+    total = 0.0
+    with torch.inference_mode():
+        for some in windows.split(max(1, 1024 // windows.shape[1])):
+            logits = model(some, use_cache=False).logits[:, :-1]
+            total += cross_entropy(logits.flatten(0, 1), some[:, 1:].flatten(), reduction="sum").item()
+    return total / (windows.shape[0] * (windows.shape[1] - 1))
+
+
+def cut_up(source, file, context):
+    """The first tokens of a text, in windows."""
+    ids = AutoTokenizer.from_pretrained(source)(file.read_text(encoding="utf-8"))["input_ids"][:EVALUATION_TOKENS]
+    return torch.tensor(ids[: len(ids) // context * context]).view(-1, context)
+
+
+def continued(source, texts, how, folder):
+    """The dense model, its attention trained on the text itself: same tokens, the best by held-out loss."""
+    model = open_model(source).float()
+    windows = read_windows(model, source, texts, None, how)
+    make_trainable(model, "attention", range(len(sites_of(model))))
+
+    def next_token(wrapped, part):
+        rows = windows.rows["input_ids"][windows.order(part * how.batch, how.batch, how.seed)]
+        return wrapped(rows, labels=rows, use_cache=False).loss
+
+    def judge(wrapped):
+        return {"loss": loss(wrapped, windows.held_out["input_ids"])}
+
+    steps = how.tokens // (how.batch * how.context)
+    schedule = Schedule(steps, how.speed / 5, max(1, steps // how.evaluations), how.batch * how.context)
+    work = Work(folder, "dense")
+    fit(Accelerator(cpu=True), model, schedule, next_token, judge, work)
+    put_weights(model, work.best().tensors)
+    return model
+
+
+def main():  # noqa: PLR0915 - a table, row by row
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--text", action="append", required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--other", type=Path, required=True)
+    parser.add_argument("--calibration")
+    parser.add_argument("--shares", default="0.75,0.5")
+    parser.add_argument("--tokens", default="50000,100000,200000")
+    parser.add_argument("--variants-at", type=int, default=0)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    source = str(demo_model()) if args.model == "smollm2" else args.model
+    tests = {"test": cut_up(source, args.test, args.context), "other": cut_up(source, args.other, args.context)}
+    found = {
+        "model": Path(source).name,
+        "healed_on": [Path(text).name for text in args.text],
+        "texts": {"test": args.test.name, "other": args.other.name},
+        "evaluation_tokens": {name: windows.numel() for name, windows in tests.items()},
+        "context": args.context,
+        "seed": 0,
+        "rates": RATES,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    before = json.loads(args.output.read_text()) if args.output.exists() else {}
+    rows = before["rows"] if all(before.get(name) == value for name, value in found.items()) else []
+    dense_model = open_model(source).float()
+    dense = {name: loss(dense_model, windows) for name, windows in tests.items()}
+    found["dense_perplexity"] = {name: round(math.exp(value), 3) for name, value in dense.items()}
+    del dense_model
+
+    def add(key, model, **facts):
+        excess = {f"excess_{name}": round(loss(model, windows) - dense[name], 4) for name, windows in tests.items()}
+        rows.append({**key, **excess, **facts})
+        args.output.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+        print(json.dumps({name: value for name, value in rows[-1].items() if name != "curve"}), flush=True)
+
+    def missing(**key):
+        return not any(all(row.get(name) == value for name, value in key.items()) for row in rows)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        inspect(source, folder / "run", texts=[args.calibration or args.text[0]], tokens=CALIBRATION_TOKENS, maps=False)
+
+        def cut(share, start):
+            """The folder of the model cut to ``share`` of its cache."""
+            student, plan = folder / f"{start}-{share}", folder / f"plan-{share}.json"
+            if not student.exists():
+                if not plan.exists():
+                    make_plan(folder / "run", plan, Budget("keep_kv", share))
+                compress(source, plan, student, method=start)
+            return student
+
+        def go(share, tokens, stage="both", train="attention", start="weighted"):
+            key = {"share": share, "tokens": tokens, "stage": stage, "train": train, "start": start}
+            if not missing(**key):
+                return
+            student, healed = cut(share, start), folder / "healed"
+            how = Healing(tokens=tokens, stage=stage, train=train, context=args.context)
+            begun = time.perf_counter()
+            told = heal(str(student), source, healed, texts=args.text, how=how)
+            seconds = time.perf_counter() - begun
+            curve = [json.loads(line) for line in (healed / CURVE).read_text().splitlines()]
+            curve = [line for line in curve if "scores" in line]
+            add(
+                key,
+                open_model(str(healed)).float(),
+                held_out_kl=[round(told["before"], 4), round(told["after"], 4)],
+                best=told["best"],
+                seconds=round(seconds, 1),
+                curve=curve,
+            )
+            for file in healed.iterdir():
+                file.unlink()
+            healed.rmdir()
+
+        for share in map(float, args.shares.split(",")):
+            if missing(share=share, tokens=0):
+                add({"share": share, "tokens": 0}, open_model(str(cut(share, "weighted"))).float())
+            for tokens in map(int, args.tokens.split(",")):
+                go(share, tokens)
+        for variant in VARIANTS if args.variants_at else ():
+            for share in map(float, args.shares.split(",")):
+                go(share, args.variants_at, **variant)
+        for tokens in map(int, args.tokens.split(",")):
+            if missing(share=1.0, tokens=tokens):
+                how = Healing(tokens=tokens, context=args.context)
+                begun = time.perf_counter()
+                model = continued(source, args.text, how, folder / f"dense-{tokens}")
+                key = {"share": 1.0, "tokens": tokens, "method": "dense, continued on the text itself"}
+                add(key, model, seconds=round(time.perf_counter() - begun, 1))
+
+
+if __name__ == "__main__":
+    main()
