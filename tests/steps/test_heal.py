@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +20,7 @@ from headwise.records.healing import Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal
-from headwise.steps.heal.teacher import Teacher
+from headwise.steps.heal.teacher import Memory, Teacher
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -177,3 +179,60 @@ def test_a_rate_far_too_high_leaves_the_start(pair, tmp_path):
     assert found["best"] == "start 0"
     start, end = weights(folder / "student"), weights(tmp_path / "out")
     assert all(torch.allclose(start[name], end[name]) for name in start)
+
+
+def test_a_text_read_twice_asks_the_teacher_once(pair, tmp_path, monkeypatch):
+    _, student, teacher = pair
+    asked, write = [], Memory.write
+    monkeypatch.setattr(
+        Memory, "write", lambda self, rows, *rest: (asked.extend(rows.tolist()), write(self, rows, *rest))
+    )
+    (tmp_path / "short.txt").write_text(TEXT[:2000])
+    how = Healing(stage="global", **QUICK)
+    found = heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], how=how)
+    assert len(asked) == len(set(asked)) > 0
+    assert 16 * len(asked) < how.tokens
+    assert found["after"] < found["before"]
+
+
+def test_encoders_and_image_models_heal_by_their_outputs(tmp_path):
+    (tmp_path / "text").mkdir()
+    student, teacher = prepared(tmp_path / "text", "bert")
+    found = heal(student, teacher, tmp_path / "bert", texts=[str(tmp_path / "text" / "text.txt")], how=Healing(**QUICK))
+    assert found["after"] < 0.9 * found["before"]
+    (tmp_path / "vit").mkdir()
+    student, teacher = prepared(tmp_path / "vit", "vit")
+    torch.manual_seed(0)
+    np.savez(tmp_path / "pictures.npz", pixel_values=torch.randn(64, 3, 12, 12).numpy())
+    how = Healing(tokens=3000, held_out=100, batch=4, local_tokens=300, precision="fp32")
+    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "pictures.npz", how=how)
+    assert found["after"] < 0.9 * found["before"]
+
+
+def test_wrong_pairs_and_numbers_get_a_sentence(pair, tmp_path):
+    folder, student, teacher = pair
+    text = [str(folder / "text.txt")]
+    with pytest.raises(InputError, match=r"no plan\.json"):
+        heal(teacher, teacher, tmp_path / "out", texts=text)
+    with pytest.raises(InputError, match="no file or folder"):
+        heal(student, "./nowhere/at/all", tmp_path / "out", texts=text)
+    with pytest.raises(InputError, match="layers"):
+        other = tiny("llama", num_hidden_layers=2)
+        other.save_pretrained(tmp_path / "other")
+        save_tokenizer(tmp_path / "other")
+        heal(student, str(tmp_path / "other"), tmp_path / "out", texts=text)
+    shutil.copytree(teacher, tmp_path / "renamed")
+    words = json.loads((tmp_path / "renamed" / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    first, second = list(vocabulary)[5:7]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (tmp_path / "renamed" / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(InputError, match="different tokenizers"):
+        heal(student, str(tmp_path / "renamed"), tmp_path / "out", texts=text)
+    with pytest.raises(InputError, match="single window"):
+        (tmp_path / "short.txt").write_text("the quick brown fox")
+        heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], how=Healing(context=4))
+    for wrong in ({"tokens": 0}, {"rate": 0.0}, {"temperature": -1.0}):
+        with pytest.raises(InputError, match="must be"):
+            Healing(**wrong)
+    assert not (tmp_path / "out").exists()

@@ -66,8 +66,7 @@ def fit(
 
     ``judge`` gives scores on held-out data: the first decides which weights are the best; ``work`` keeps those.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    adam = torch.optim.AdamW(parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=schedule.decay)
+    adam = torch.optim.AdamW(_learning(model), lr=schedule.rate, betas=(0.9, 0.95), weight_decay=schedule.decay)
     wrapped, optimizer = accelerator.prepare(model, adam)
     done = _resume(wrapped, adam, work, accelerator)
     started, held = time.monotonic(), {}
@@ -79,7 +78,7 @@ def fit(
             best = work.best()
             kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
             raise InputError(f"The loss is not a number at step {step + 1}.{kept} A lower learning rate may help.")
-        accelerator.clip_grad_norm_(parameters, schedule.clip)
+        accelerator.clip_grad_norm_(_learning(wrapped), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
         speed = (step + 1 - done) * schedule.tokens / (time.monotonic() - started)
@@ -93,6 +92,10 @@ def fit(
             _checkpoint(accelerator, wrapped, adam, work, step + 1)
         told = "".join(f", held-out {name} {score:.4g}" for name, score in held.items())
         progress(step + 1, schedule.steps, f"loss {value:.4f}{told}, {speed:.0f} tokens/s")
+
+
+def _learning(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
