@@ -167,10 +167,10 @@ def torch_pruned(source, windows, share):
 
 def ranking(model, profile, tensors, windows, dense):
     """Predicted and measured damage of a dozen plans of different kinds and sizes, unrefitted."""
-    budgets = [plan_for(profile, Budget("keep_kv", share)) for share in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)]
+    budgets = [plan_for(profile, Budget("keep_kv", share)) for share in (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)]
     only = [
         Plan.make(profile.shape, tuple(replace(layer, **{name: getattr(full, name)}, **extra) for layer, full in pairs))
-        for plan in (budgets[2], budgets[4])
+        for plan in (budgets[3], budgets[5])
         for name, extra in (("v_dim", {}), ("qk_dim", {"rope_pairs": None}))
         for pairs in [list(zip(plan.layers, profile.shape.layers, strict=True))]
         if all(layer.heads == full.heads for layer, full in pairs)
