@@ -1,6 +1,6 @@
 """A small GPT-2 (learned positions, biases) trained in minutes, for the tables of benchmarks/compress.py.
 
-    python benchmarks/small_gpt2.py TEXT FOLDER [--steps 1500]
+    python benchmarks/small_gpt2.py TEXT FOLDER [--steps 600]
 
 4 layers of width 192, 6 heads of 32, context 128, a byte-level BPE of 2,000 tokens trained on the same text. Seed 0.
 """
@@ -20,7 +20,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=600)
     args = parser.parse_args()
     torch.manual_seed(0)
     text = args.text.read_text(encoding="utf-8")
