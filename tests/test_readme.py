@@ -28,7 +28,8 @@ def test_demo_does_the_whole_line(tmp_path):
     assert "(75.0%)" in demo.stdout
     assert "KL from the first, nats" in demo.stdout
     assert "Before and after" in (tmp_path / "headwise-demo" / "report.html").read_text(encoding="utf-8")
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "headwise-demo" / "model") is not None
+    for name in ("model", "healed"):
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "headwise-demo" / name) is not None
 
 
 def test_everything_in_the_readme_runs(tmp_path):

@@ -118,3 +118,18 @@ def test_the_command_prints_json_and_plans_from_a_model(place, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["predicted"]["measured"] <= 0.406
+
+
+def test_healing_is_part_of_the_line_and_is_not_done_twice(place):
+    _, _, scores = walk(place, 0.5, heal_tokens=600)
+    assert [Path(model.source).name for model in scores.models] == ["tiny", "model", "healed"]
+    healed = place / "out" / "healed"
+    before = (healed / "model.safetensors").stat().st_mtime_ns
+    page = (place / "out" / "report.html").read_text()
+    assert "Healing" in page and "<polyline" in page
+    assert "Healed by distillation from tiny" in (healed / "README.md").read_text()
+    assert walk(place, 0.5, heal_tokens=600)[2] == scores
+    assert (healed / "model.safetensors").stat().st_mtime_ns == before
+    walk(place, 0.5, heal_tokens=1200)
+    assert (healed / "model.safetensors").stat().st_mtime_ns > before
+    assert walk(place, 0.5)[2].models[-1].source.endswith("model")

@@ -1,0 +1,132 @@
+"""The loop: schedules, checkpoints that go on exactly, and weights split over processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from headwise.training.loop import Schedule, fit
+from headwise.training.work import METRICS, Work
+
+
+def test_the_rate_warms_up_and_cools_down():
+    schedule = Schedule(steps=100, rate=2.0, every=10, tokens=1)
+    rates = [schedule.at(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.4) and rates[4] == rates[5] == 2.0
+    assert rates[5:] == sorted(rates[5:], reverse=True) and 0 < rates[-1] < 0.01
+
+
+def problem():
+    """A linear map to learn, and what judges it."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), torch.randn(64, 4)
+    y = x @ torch.randn(4, 3)
+    model.bias.requires_grad_(False)
+
+    def loss(wrapped, part):
+        rows = torch.arange(8 * part, 8 * part + 8) % 64
+        return (wrapped(x[rows]) - y[rows]).square().mean()
+
+    def judge(wrapped):
+        with torch.no_grad():
+            return {"error": (wrapped(x) - y).square().mean().item()}
+
+    return model, loss, judge
+
+
+SCHEDULE = Schedule(steps=40, rate=0.1, every=10, tokens=8, accumulate=2)
+
+
+def test_it_learns_keeps_the_best_and_leaves_the_rest_alone(tmp_path):
+    model, loss, judge = problem()
+    bias, before = model.bias.clone(), judge(model)["error"]
+    work = Work(tmp_path, "a")
+    fit(Accelerator(cpu=True), model, SCHEDULE, loss, judge, work)
+    best = work.best()
+    assert best is not None and best.score < 0.1 * before and list(best.tensors) == ["weight"]
+    assert torch.equal(model.bias, bias)
+    assert sorted(path.name for path in tmp_path.glob("global-*")) == [
+        "global-00000030.safetensors",
+        "global-00000040.safetensors",
+    ]
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 41))
+    assert [line["step"] for line in lines if "scores" in line] == [10, 20, 30, 40]
+
+
+def test_an_interrupted_run_goes_on_exactly(tmp_path):
+    ends = []
+    for name, stops in (("whole", ()), ("parts", (17, 31))):
+        for stop in (*stops, None):
+            model, loss, judge = problem()
+
+            def until(wrapped, part, loss=loss, stop=stop):
+                if stop is not None and part == 2 * stop:
+                    raise KeyboardInterrupt
+                return loss(wrapped, part)
+
+            work = Work(tmp_path / name, "a")
+            if stop is None:
+                fit(Accelerator(cpu=True), model, SCHEDULE, loss, judge, work)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    fit(Accelerator(cpu=True), model, SCHEDULE, until, judge, work)
+        ends.append((model.weight, [line for line in work.metrics() if "loss" in line]))
+    assert torch.equal(ends[0][0], ends[1][0])
+    losses = [[line["loss"] for line in lines] for _, lines in ends]
+    assert losses[0] == losses[1]
+
+
+def test_a_damaged_checkpoint_and_those_of_another_run_are_passed_over(tmp_path):
+    work = Work(tmp_path, "a")
+    for step in (1, 2, 3):
+        work.save("global", step, {"x": torch.full((2,), float(step))})
+    (tmp_path / "global-00000003.safetensors").write_bytes(b"half")
+    assert work.load("global")[0] == 2
+    assert Work(tmp_path, "b").load("global") == (0, {})
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"run": "a", "stage": "global", "st')
+    assert work.metrics() == []
+
+
+def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):
+    script = """
+    import sys, torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from headwise.training.loop import put_weights, trained_weights
+
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    whole = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    fully_shard(model, mesh=mesh)
+    found = trained_weights(model)
+    if dist.get_rank() == 0:
+        assert all(torch.equal(found[name], whole[name]) for name in whole), found
+    put_weights(model, {name: tensor + 1 for name, tensor in whole.items()})
+    found = trained_weights(model)
+    if dist.get_rank() == 0:
+        assert all(torch.equal(found[name], whole[name] + 1) for name in whole)
+        print("the same")
+    dist.destroy_process_group()
+    """
+    (tmp_path / "split.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "split.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the same" in done.stdout
