@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Generator
@@ -539,11 +540,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _progress() -> Generator[Callable[[int, int, str], None], None, None]:
-    """A bar with the time left on standard error; silent where nobody watches."""
+    """A bar with the time left on standard error; silent where nobody watches, and in all processes but the first."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console, first = Console(stderr=True), os.environ.get("RANK", "0") == "0"
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -551,7 +552,7 @@ def _progress() -> Generator[Callable[[int, int, str], None], None, None]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or not first) as bar:
         task = bar.add_task("opening", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 

@@ -28,7 +28,7 @@ def test_plan_round_trips(tmp_path):
     [
         (lambda plan: plan.pop("headwise"), "expected a headwise plan, found some other JSON file"),
         (lambda plan: plan.update(headwise="profile"), "expected a headwise plan, found a headwise profile"),
-        (lambda plan: plan.update(version=99), "this headwise reads up to 1"),
+        (lambda plan: plan.update(version=99), "this headwise reads up to 2"),
         (lambda plan: plan.update(version="new"), "expected a version number"),
         (lambda plan: plan.pop("layers"), "the field 'layers' is missing"),
         (lambda plan: plan.update(width="wide"), "width: expected a whole number, found the text 'wide'"),

@@ -71,9 +71,11 @@ def save_student(
 
 def copy_companions(source: str, target: Path) -> None:
     """Copy tokenizer and processor files as they are, from a local folder or from the Hub."""
+    if not source:
+        return
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        if folder.exists() or not source:
+        if folder.exists():
             return
         folder = Path(snapshot_download(source, allow_patterns=list(COMPANIONS)))
     for pattern in COMPANIONS:
@@ -130,12 +132,13 @@ def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) 
 
 def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found: Mapping[str, Any]) -> str:
     """The model card: where the model comes from, how it was made, what it costs, how to open it."""
-    base = source if source and not Path(source).expanduser().exists() else None
+    reduced = plan.blueprint is None
+    base = source if reduced and source and not Path(source).expanduser().exists() else None
     data = ModelCardData(
         base_model=base,
         base_model_relation="finetune" if base else None,
         library_name="transformers",
-        tags=["headwise", "pruned", "attention-compression"],
+        tags=["headwise", "pruned", "attention-compression"] if reduced else ["headwise"],
     )
     shape = shape_of(student)
     name = type(student).__name__
@@ -147,6 +150,12 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         if openers
         else "It is a stock architecture: no custom code."
     )
+    if reduced:
+        title = f"{Path(source).name or 'model'}, reduced"
+        made = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
+    else:
+        title = f"{plan.family} model, built from scratch"
+        made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
     rows = "\n".join(
         f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
         for index, layer in enumerate(shape.layers)
@@ -155,7 +164,7 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
 {data.to_yaml()}
 ---
 
-# {Path(source).name or "model"}, reduced by headwise {version("headwise")}
+# {title} by headwise {version("headwise")}
 
 {note}
 
@@ -165,7 +174,7 @@ from transformers import {opener}
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
 
-Made from a {plan.family} model with {len(plan.before)} attention layers{f", by `{command}`" if command else ""}.
+{made}{f", by `{command}`" if command else ""}.
 {_how(found)}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from headwise.records.blueprint import Blueprint
 from headwise.records.errors import InputError
 from headwise.records.files import Reader, read_record, record_text, write_text
 from headwise.records.shape import LayerShape, ModelShape, Norm
 
 KIND = "plan"
-VERSION = 1
+VERSION = 2
 DIMS = ("heads", "kv_heads", "qk_dim", "v_dim")
 
 
@@ -32,6 +33,11 @@ class LayerPlan:
     rope_pairs: tuple[tuple[int, ...], ...] | None = None
     kept_heads: tuple[int, ...] | None = None
     dropped: bool = False
+
+    @property
+    def dims(self) -> tuple[int, int, int, int]:
+        """Heads, key/value heads, query/key width and value width."""
+        return self.heads, self.kv_heads, self.qk_dim, self.v_dim
 
     @classmethod
     def full(cls, layer: LayerShape) -> LayerPlan:
@@ -132,7 +138,8 @@ class LayerPlan:
 class Plan:
     """For each layer what to keep, for which model it was made, the budget it answers and what was predicted.
 
-    ``profile`` names the folder of the measurements it was made from, if it was made from any.
+    ``profile`` names the folder of the measurements it was made from, if it was made from any. With a ``blueprint`` the
+    model does not exist yet: the plan says what to build, and ``before`` is what its layers are from the start.
     """
 
     family: str
@@ -142,6 +149,7 @@ class Plan:
     budget: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     profile: str = ""
+    blueprint: Blueprint | None = None
 
     @classmethod
     def make(cls, shape: ModelShape, layers: tuple[LayerPlan, ...], **facts: Any) -> Plan:
@@ -155,6 +163,19 @@ class Plan:
     def full(cls, shape: ModelShape) -> Plan:
         """The plan that changes nothing."""
         return cls.make(shape, tuple(LayerPlan.full(layer) for layer in shape.layers))
+
+    def shape_to_build(self) -> ModelShape:
+        """The exact shape of the model that this plan has a ``blueprint`` of."""
+        if self.blueprint is None:
+            raise InputError(
+                "This plan reduces a model, it does not say how to build one; headwise design writes plans that do."
+            )
+        dims = tuple(change.dims for change in self.layers)
+        if self.layers != tuple(LayerPlan(*layer) for layer in dims):
+            raise InputError("A model that is yet to be built has no heads, RoPE pairs or blocks to keep or drop.")
+        shape = self.blueprint.shape(self.family, self.width, dims)
+        self.check(shape)
+        return shape
 
     def check(self, shape: ModelShape) -> None:
         """Raise an `InputError` where this plan was made for another model or cannot be built from this one."""
@@ -188,6 +209,11 @@ class Plan:
             {name: value for name, value in layer.items() if value is not None and value is not False}
             for layer in body["layers"]
         ]
+        if self.blueprint is None:
+            del body["blueprint"]
+        else:
+            del body["before"]
+            body["blueprint"] = self.blueprint.body()
         return record_text(KIND, VERSION, body)
 
     @classmethod
@@ -195,21 +221,28 @@ class Plan:
         """Read a plan; a damaged or foreign file raises an `InputError` that says what was expected and found."""
         reader = read_record(Path(path), KIND, VERSION)
         reader.only("headwise", "version", *(field.name for field in fields(cls)))
-        before = []
-        for row in reader.rows("before"):
-            values = row.integers()
-            if len(values) != len(DIMS):
-                raise row.error(f"expected the four numbers {', '.join(DIMS)}")
-            before.append(values)
+        layers = tuple(_read_layer(row) for row in reader.rows("layers"))
+        blueprint = Blueprint.read(reader.child("blueprint")) if reader.has("blueprint") else None
         return cls(
             family=reader.text("family"),
             width=reader.integer("width"),
-            before=tuple(before),
-            layers=tuple(_read_layer(row) for row in reader.rows("layers")),
+            before=_read_before(reader) if blueprint is None else tuple(layer.dims for layer in layers),
+            layers=layers,
             budget=reader.mapping("budget"),
             predicted=reader.mapping("predicted"),
             profile=reader.text("profile") if reader.has("profile") else "",
+            blueprint=blueprint,
         )
+
+
+def _read_before(reader: Reader) -> tuple[tuple[int, ...], ...]:
+    before = []
+    for row in reader.rows("before"):
+        values = row.integers()
+        if len(values) != len(DIMS):
+            raise row.error(f"expected the four numbers {', '.join(DIMS)}")
+        before.append(values)
+    return tuple(before)
 
 
 def _read_layer(row: Reader) -> LayerPlan:

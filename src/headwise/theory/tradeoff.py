@@ -95,23 +95,23 @@ def allocate(width: int, token_dim: int, strengths: Sequence[float]) -> Allocati
         raise InputError(
             f"Width {width} and token dimension {token_dim} must be at least 1, strengths at least 0: {strengths}."
         )
-    options = _options(width, token_dim, strengths)
-    best = [np.zeros(width + 1)]
-    for sizes, errors in options:
-        total = best[-1] + errors[0]
-        for size, error in zip(sizes[1:], errors[1:]):
-            np.minimum(total[size:], best[-1][: width + 1 - size] + error, out=total[size:])
-        best.append(total)
+    sizes, error = _cheapest(_options(width, token_dim, strengths), width)
+    return Allocation(tuple(_group(size, token_dim, lag) for lag, size in enumerate(sizes, start=1)), error)
 
-    groups: list[HeadGroup] = []
-    left = width
-    for lag in range(len(strengths), 0, -1):
-        sizes, errors = options[lag - 1]
-        fits = sizes <= left
-        size = int(sizes[fits][np.argmin(best[lag - 1][left - sizes[fits]] + errors[fits])])
-        groups.append(_group(size, token_dim, lag))
-        left -= size
-    return Allocation(tuple(reversed(groups)), float(best[-1][-1]))
+
+def split_heads(heads: int, head_dim: int, token_dim: int, strengths: Sequence[float]) -> Allocation:
+    """The same for a layer whose ``heads`` are there already, all ``head_dim`` wide: how many fetch which lag.
+
+    What the rule predicts for any given layer, at its best; `allocate` is free to choose the width as well.
+    """
+    counts = np.arange(heads + 1)
+    options = []
+    for lag, strength in enumerate(strengths, start=1):
+        errors = strength * np.append(1.0, lag_error(counts[1:], head_dim, token_dim, lag))
+        better = np.diff(np.minimum.accumulate(errors), prepend=np.inf) < 0
+        options.append((counts[better], errors[better]))
+    chosen, error = _cheapest(options, heads)
+    return Allocation(tuple(HeadGroup(count, head_dim if count else 0) for count in chosen), error)
 
 
 def exponential_selection_error(lag: int, rates: Sequence[float]) -> float:
@@ -127,6 +127,25 @@ def exponential_selection_error(lag: int, rates: Sequence[float]) -> float:
         expansion = np.append(-rate, (1 - rate**2) * rate ** np.arange(lag))
         coefficients = np.convolve(coefficients, expansion)[: lag + 1]
     return math.sqrt(coefficients @ coefficients)
+
+
+def _cheapest(
+    options: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], budget: int
+) -> tuple[list[int], float]:
+    """One size of each list of (sizes, errors), at most ``budget`` together, with the least sum of errors."""
+    best = [np.zeros(budget + 1)]
+    for sizes, errors in options:
+        total = best[-1] + errors[0]
+        for size, error in zip(sizes[1:], errors[1:]):
+            np.minimum(total[size:], best[-1][: budget + 1 - size] + error, out=total[size:])
+        best.append(total)
+    chosen: list[int] = []
+    left = budget
+    for before, (sizes, errors) in zip(reversed(best[:-1]), reversed(options), strict=True):
+        fits = sizes <= left
+        chosen.append(int(sizes[fits][np.argmin(before[left - sizes[fits]] + errors[fits])]))
+        left -= chosen[-1]
+    return chosen[::-1], float(best[-1][-1])
 
 
 def _options(

@@ -180,7 +180,7 @@ class _Healer:
             first = (part * self.processes + self.accelerator.process_index) * how.batch
             rows = windows.order(first, how.batch, how.seed)
             inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
-            return self.guide.loss(model, inputs, rows, first_round=first + how.batch <= windows.count)
+            return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
         with checkpointed(self.student) if how.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress)

@@ -1,0 +1,129 @@
+"""What a model that does not exist yet is made of around its attention, and the exact shape that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from headwise.records.errors import InputError
+from headwise.records.files import Reader
+from headwise.records.shape import LayerShape, ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A decoder's ends: a vocabulary in and out (one matrix if ``tied``), and the longest text it is made for."""
+
+    vocab: int
+    context: int
+    tied: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the longest input."""
+        return self.context
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """A classifier's ends: square images cut into square patches, and the labels they get."""
+
+    size: int
+    patch: int
+    channels: int
+    labels: int
+
+    @property
+    def tokens(self) -> int:
+        """Patches and the class token."""
+        return (self.size // self.patch) ** 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Builds:
+    """What of a family's blocks and ends costs parameters: which kind it reads, norms with biases, a gated MLP."""
+
+    reads: type[Text | Images]
+    rotary: bool = False
+    biased: bool = True
+    gated: bool = False
+
+
+BUILDABLE = {
+    "llama": Builds(Text, rotary=True, biased=False, gated=True),
+    "gpt2": Builds(Text),
+    "vit": Builds(Images),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """The width of every MLP and the two ends of a model that is to be built from scratch."""
+
+    mlp: int
+    reads: Text | Images
+
+    def __post_init__(self) -> None:
+        for name, value in {"mlp": self.mlp, **asdict(self.reads)}.items():
+            if value < 1 and name != "tied":
+                raise InputError(f"A model cannot be built with {name} {value}: at least 1 is needed.")
+        if isinstance(self.reads, Images) and self.reads.size % self.reads.patch:
+            raise InputError(f"Images of {self.reads.size} pixels cannot be cut into patches of {self.reads.patch}.")
+
+    def shape(self, family: str, width: int, dims: Sequence[Sequence[int]]) -> ModelShape:
+        """The model of ``width`` whose attention layers have these ``heads, kv_heads, qk_dim, v_dim``."""
+        builds = BUILDABLE.get(family)
+        if builds is None:
+            raise InputError(f"Models of {family} cannot be built from scratch; {', '.join(BUILDABLE)} can.")
+        if not isinstance(self.reads, builds.reads):
+            raise InputError(f"A {family} model reads {builds.reads.__name__.lower()}; the plan says otherwise.")
+        if width < 1 or not dims:
+            raise InputError(f"A model needs a width and layers, got width {width} and {len(dims)} layers.")
+        norm = (1 + builds.biased) * width
+        matmul = (2 + builds.gated) * width * self.mlp
+        layers = tuple(
+            LayerShape(
+                *layer,
+                rotary=layer[2] if builds.rotary else 0,
+                biases="qkvo" if builds.biased and layer[0] else "",
+                own_norm=norm if layer[0] else 0,
+                cache="tokens" if builds.reads is Text else "none",
+                rest_parameters=norm + matmul + (self.mlp + width) * builds.biased,
+                rest_matmul=matmul,
+            )
+            for layer in dims
+        )
+        return ModelShape(family, width, layers, max_tokens=self.reads.tokens, **self._ends(builds, width, norm))
+
+    def _ends(self, builds: Builds, width: int, norm: int) -> dict[str, int]:
+        """Parameters and products outside the blocks."""
+        reads = self.reads
+        if isinstance(reads, Text):
+            words = reads.vocab * width
+            positions = 0 if builds.rotary else reads.context * width
+            return {"outside_parameters": words * (2 - reads.tied) + positions + norm, "outside_matmul": words}
+        pixels = reads.channels * reads.patch**2 * width
+        embeddings = pixels + width + (1 + reads.tokens) * width  # patches, class token, positions
+        head = (width + 1) * reads.labels
+        return {"outside_parameters": embeddings + norm + head, "outside_matmul": 0, "input_matmul": pixels}
+
+    def body(self) -> dict[str, Any]:
+        """This blueprint as plain data for a JSON file."""
+        return {"mlp": self.mlp, type(self.reads).__name__.lower(): asdict(self.reads)}
+
+    @classmethod
+    def read(cls, reader: Reader) -> Blueprint:
+        """A blueprint out of a JSON file."""
+        reader.only("mlp", "text", "images")
+        if reader.has("text"):
+            return cls(reader.integer("mlp"), _read_text(reader.child("text")))
+        images = reader.child("images")
+        names = [field.name for field in fields(Images)]
+        images.only(*names)
+        return cls(reader.integer("mlp"), Images(*(images.integer(name) for name in names)))
+
+
+def _read_text(reader: Reader) -> Text:
+    reader.only(*(field.name for field in fields(Text)))
+    return Text(reader.integer("vocab"), reader.integer("context"), reader.flag("tied"))

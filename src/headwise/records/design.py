@@ -1,0 +1,102 @@
+"""What a new model is asked to be, and the candidate shapes that answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headwise.records.blueprint import BUILDABLE, Images, Text
+from headwise.records.cost import Cost, cost_of
+from headwise.records.errors import InputError
+from headwise.records.plan import Plan
+from headwise.records.shape import ModelShape
+
+SHORTEST = 8
+DTYPE = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a new model may cost and what it is for.
+
+    ``lags`` are the strengths with which early layers gather the last tokens, the first for the token just before;
+    ``intrinsic_dim`` counts the independent look-ups of the task.
+    """
+
+    family: str
+    parameters: int
+    reads: Text | Images
+    kv_bytes_per_token: int | None = None
+    lags: tuple[float, ...] = (1.0, 0.5, 0.25)
+    intrinsic_dim: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reads, BUILDABLE[self.family].reads):
+            raise InputError(f"A {self.family} model reads {BUILDABLE[self.family].reads.__name__.lower()}.")
+        if isinstance(self.reads, Images) and self.kv_bytes_per_token is not None:
+            raise InputError("A vit has no KV cache: leave out --kv-bytes-per-token.")
+        if self.reads.tokens < SHORTEST:
+            raise InputError(f"{self.reads.tokens} tokens are too few to say anything about; {SHORTEST} are the least.")
+        if not any(self.lags) or not all(0 <= lag < math.inf for lag in self.lags):
+            raise InputError(f"Strengths of lags are numbers from 0 on, not all 0; got {self.lags}.")
+        if self.intrinsic_dim < 1:
+            raise InputError(f"A task has an intrinsic dimension of at least 1, got {self.intrinsic_dim}.")
+
+    def body(self) -> dict[str, Any]:
+        """This request as plain data: the budget that a plan answers."""
+        body = {**asdict(self), "dtype": DTYPE}
+        del body["family"], body["reads"]
+        return {**body, "context": self.reads.tokens, "lags": list(self.lags)}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One shape, and in one sentence why it might be a good one."""
+
+    name: str
+    why: str
+    plan: Plan
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model it would be."""
+        return self.plan.shape_to_build()
+
+    @property
+    def cost(self) -> Cost:
+        """What that model would cost at the longest input it is made for."""
+        return cost_of(self.shape, self.shape.max_tokens, dtype=DTYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Candidates for one request, the usual shape first, and which of them is recommended.
+
+    ``left_out`` says for each idea that is not among them why.
+    """
+
+    request: Request
+    candidates: tuple[Candidate, ...]
+    recommended: str
+    left_out: Mapping[str, str]
+
+    def choose(self, name: str | None = None) -> Candidate:
+        """The candidate called ``name``, by default the recommended one."""
+        wanted = name or self.recommended
+        for candidate in self.candidates:
+            if candidate.name == wanted:
+                return candidate
+        names = ", ".join(candidate.name for candidate in self.candidates)
+        raise InputError(f"There is no candidate {wanted!r} here; choose one of {names}.")
+
+    def json(self) -> str:
+        """All of it as JSON, every plan as it would be written."""
+        candidates = [
+            {"name": candidate.name, "why": candidate.why, "plan": json.loads(candidate.plan.text())}
+            for candidate in self.candidates
+        ]
+        body = {"recommended": self.recommended, "candidates": candidates, "left_out": dict(self.left_out)}
+        return json.dumps(body, indent=1)

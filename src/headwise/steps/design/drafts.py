@@ -1,0 +1,70 @@
+"""From heads and widths of the layers to a plan that spends a budget of parameters and keeps one of KV bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwise.records.blueprint import Blueprint
+from headwise.records.cost import DTYPE_BYTES
+from headwise.records.design import DTYPE, Request
+from headwise.records.errors import InputError
+from headwise.records.plan import LayerPlan, Plan
+from headwise.theory.tradeoff import HeadGroup
+
+STEPS = (8, 4, 2, 1)
+FINEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Heads and their width in every layer of a residual stream of ``width``; the MLP gets what is left."""
+
+    width: int
+    layers: tuple[HeadGroup, ...]
+
+
+def kv_heads(group: HeadGroup, kv_bytes: float | None) -> int:
+    """Key/value heads of a layer whose cache may take ``kv_bytes`` a token: all, or as few as must be; 0: none fits."""
+    if kv_bytes is None:
+        return group.heads
+    each = DTYPE_BYTES[DTYPE] * 2 * group.head_dim
+    fitting = (count for count in range(group.heads, 0, -1) if group.heads % count == 0 and count * each <= kv_bytes)
+    return next(fitting, 0)
+
+
+def layer_plans(request: Request, layers: Sequence[HeadGroup]) -> tuple[LayerPlan, ...]:
+    """The layers with as many key/value heads as equal shares of the budget for the cache allow."""
+    share = None if request.kv_bytes_per_token is None else request.kv_bytes_per_token / len(layers)
+    plans = []
+    for group in layers:
+        count = kv_heads(group, share)
+        if not count:
+            raise InputError(
+                f"One key/value head of {group.head_dim} in each of {len(layers)} layers takes more than "
+                f"{request.kv_bytes_per_token:,} bytes per token."
+            )
+        plans.append(LayerPlan(group.heads, count, group.head_dim, group.head_dim))
+    return tuple(plans)
+
+
+def widest_mlp(request: Request, width: int, layers: Sequence[LayerPlan]) -> int:
+    """How wide an MLP the budget allows, in steps of 8, or of less where those would be coarse; 0: none at all."""
+    dims = [layer.dims for layer in layers]
+    least, more = (
+        Blueprint(mlp, request.reads).shape(request.family, width, dims).total_parameters() for mlp in (1, 2)
+    )
+    each = more - least
+    step = next(step for step in STEPS if step * each * FINEST <= request.parameters or step == STEPS[-1])
+    return max(0, (request.parameters - least) // each + 1) // step * step
+
+
+def finished(request: Request, draft: Draft) -> Plan:
+    """The plan of ``draft`` with the MLP that spends the budget."""
+    layers = layer_plans(request, draft.layers)
+    mlp = widest_mlp(request, draft.width, layers)
+    if not mlp:
+        raise InputError(f"Its attention alone takes more than {request.parameters:,} parameters.")
+    blueprint = Blueprint(mlp, request.reads)
+    shape = blueprint.shape(request.family, draft.width, [layer.dims for layer in layers])
+    return Plan.make(shape, layers, budget=request.body(), blueprint=blueprint)
