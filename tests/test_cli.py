@@ -52,6 +52,50 @@ def test_help_is_fast_and_needs_no_torch():
     assert min(times) < 0.5
 
 
+def test_design_needs_no_torch_and_writes_the_plan_it_names(tmp_path):
+    code = (
+        "import sys; from headwise.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
+    )
+    asked = ["design", "--params", "2M", "--context", "256", "--vocab", "2048"]
+    args = [*asked, "-o", str(tmp_path / "plan.json")]
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(run(*asked, "--json").stdout)
+    plans = {each["name"]: each["plan"] for each in found["candidates"]}
+    assert json.loads((tmp_path / "plan.json").read_text()) == plans[found["recommended"]]
+    assert f"plan.json: {found['recommended']}" in done.stdout
+    assert (tmp_path / "design.html").is_file()
+    run(*asked, "--choose", "textbook", "-o", tmp_path / "other.json")
+    assert json.loads((tmp_path / "other.json").read_text()) == plans["textbook"]
+
+
+WRONG_DESIGNS = {
+    ("--params", "300k"): "the smallest, 6 layers of width 32, has 305,568",
+    ("--params", "30M", "--kv-bytes-per-token", "60"): "the least is one key/value head in each layer, --kv-bytes",
+    ("--params", "many"): "Expected a number such as 200000",
+    ("--params", "inf"): "Expected a number such as 200000",
+    ("--params", "2M", "--lags", "a"): "Lags must be numbers with commas",
+    ("--params", "2M", "--lags", "nan"): "Strengths of lags are numbers from 0 on",
+    ("--params", "2M", "--vocab", "0"): "cannot be built with vocab 0",
+    ("--params", "2M", "--context", "3"): "3 tokens are too few",
+    ("--params", "2M", "--labels", "3"): "A llama model reads text: leave out --labels",
+    ("--params", "2M", "--family", "vit", "--context", "99"): "A vit model reads images: leave out --context",
+    ("--params", "2M", "--family", "vit", "--kv-bytes-per-token", "9"): "A vit has no KV cache",
+    ("--params", "2M", "--family", "vit", "--patch-size", "15"): "cannot be cut into patches of 15",
+    ("--params", "2M", "--choose", "best"): "There is no candidate 'best' here; choose one of textbook",
+}
+
+
+@pytest.mark.parametrize("options", WRONG_DESIGNS, ids=" ".join)
+def test_designs_that_cannot_be_get_one_sentence_and_no_output(options, tmp_path):
+    result = run("design", *options, "-o", tmp_path / "plan.json")
+    assert result.returncode == 2, result.stderr
+    assert WRONG_DESIGNS[options] in result.stderr
+    assert result.stderr.startswith("headwise: ") and result.stderr.count("\n") == 1, result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_version():
     assert run("--version").stdout.strip() == "0.1.0"
 

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _NEED_TORCH = {
     "build_student": "headwise.families.student",
     "evaluate": "headwise.steps.evaluate",
+    "fresh_model": "headwise.families.fresh",
     "open_model": "headwise.families.load",
     "open_shape": "headwise.families.load",
     "read_attention": "headwise.families.weights",
@@ -37,6 +38,7 @@ __all__ = [
     "build_student",
     "cost_of",
     "evaluate",
+    "fresh_model",
     "open_model",
     "open_shape",
     "read_attention",

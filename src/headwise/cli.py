@@ -78,6 +78,14 @@ class Train(StrEnum):
     all = "all"
 
 
+class NewFamily(StrEnum):
+    """What kinds of models can be built from scratch."""
+
+    llama = "llama"
+    gpt2 = "gpt2"
+    vit = "vit"
+
+
 class HealStage(StrEnum):
     """Layer by layer, all together, or one after the other."""
 
@@ -460,6 +468,57 @@ def run(
 
 
 @app.command()
+def design(
+    params: Annotated[str, typer.Option(metavar="N", help="Parameters the model may have, as 30M.")],
+    family: Annotated[NewFamily, typer.Option(help="llama or gpt2 for text, vit for images.")] = NewFamily.llama,
+    context: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 1024.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Tokens in the vocabulary; by default 8192.")] = None,
+    kv_bytes_per_token: KvBytes = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of an image, for vit; by default 224.")] = None,
+    patch_size: Annotated[int | None, typer.Option(help="Side of a patch, for vit; by default 16.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Numbers in a pixel, for vit; by default 3.")] = None,
+    labels: Annotated[int | None, typer.Option(help="Classes to tell apart, for vit; by default 1000.")] = None,
+    lags: Annotated[
+        str, typer.Option(help="How strongly early layers gather the last tokens, the one just before first.")
+    ] = "1,0.5,0.25",
+    intrinsic_dim: Annotated[int, typer.Option(help="Independent look-ups the task takes.")] = 8,
+    choose: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Candidate to write instead of the recommended one.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan to write.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Page to write; by default design.html beside the plan, if there is one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose shapes for a model that does not exist yet, all of the same size, the usual one among them."""
+    from headwise.records.design import Request
+    from headwise.report.designs import print_design
+    from headwise.report.page.design import write_design_page
+    from headwise.steps.design import design as run
+    from headwise.steps.design import read_ends
+
+    text = {"vocab": vocab, "context": context}
+    images = {"image-size": image_size, "patch-size": patch_size, "channels": channels, "labels": labels}
+    ends = read_ends(family.value, text, images)
+    found = run(Request(family.value, _count(params), ends, kv_bytes_per_token, _decimals(lags), intrinsic_dim))
+    chosen = found.choose(choose)
+    page = page or (None if output is None else output.with_name("design.html"))
+    if output is not None:
+        chosen.plan.save(output)
+    if page is not None:
+        write_design_page(found, page)
+    if as_json:
+        typer.echo(found.json())
+        return
+    print_design(found)
+    if output is not None:
+        typer.echo(f"\n{output}: {chosen.name}")
+    if page is not None:
+        typer.echo(f"{page}  <- open in a browser")
+
+
+@app.command()
 def demo() -> None:
     """The whole line on SmolLM2-135M, from its PyPI wheel: keep 75 % of its KV cache and heal it, in some minutes."""
     typer.echo("Opening SmolLM2-135M-Instruct (converted once, then kept in your cache folder) ...", err=True)
@@ -523,12 +582,19 @@ def _profile_of(source: str, text: list[str] | None) -> Path:
 
 
 def _count(text: str) -> int:
-    """A number such as 200000, 200k or 1M."""
-    factor = {"k": 1000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    """A number such as 200000, 200k, 1M or 2B."""
+    factor = {"k": 1000, "m": 1_000_000, "b": 1_000_000_000}.get(text[-1:].lower(), 1)
     try:
         return round(float(text if factor == 1 else text[:-1]) * factor)
+    except (ValueError, OverflowError):
+        raise InputError(f"Expected a number such as 200000, 200k or 1M, got {text!r}.") from None
+
+
+def _decimals(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"Tokens must be a number such as 200000 or 200k, got {text!r}.") from None
+        raise InputError(f"Lags must be numbers with commas between them, got {text!r}.") from None
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from headwise.families.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records.blueprint import Blueprint, Images, Text
 from headwise.records.cost import cost_of
+from headwise.records.design import Request
+from headwise.steps.design import design
 
 TEXT = Blueprint(72, Text(97, 48, tied=True))
 UNTIED = Blueprint(72, Text(97, 48, tied=False))
@@ -33,6 +35,14 @@ PLANS = {
     "vit, wider attention": ("vit", IMAGES, ((8, 8, 8, 8),) * 3, "ViTForImageClassification"),
     "vit by layer": ("vit", IMAGES, MIXED, "HeadwiseViTForImageClassification"),
 }
+
+
+REQUESTS = [
+    Request("llama", 60_000, Text(128, 64, tied=True), intrinsic_dim=5),
+    Request("llama", 60_000, Text(128, 64, tied=True), kv_bytes_per_token=300),
+    Request("gpt2", 90_000, Text(128, 64, tied=True), lags=(1.0,)),
+    Request("vit", 200_000, Images(8, 2, 1, 10)),
+]
 
 
 def plan_of(name):
@@ -59,6 +69,16 @@ def test_the_model_is_just_what_the_plan_says(name):
             layer.keys.nbytes + layer.values.nbytes for layer in out.past_key_values.layers if layer.is_initialized
         )
         assert held == cost_of(promised, tokens, rows, "fp32").kv_bytes
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=["llama", "llama with little cache", "gpt2", "vit"])
+def test_every_candidate_of_a_design_is_just_what_it_says(request_):
+    for candidate in design(request_).candidates:
+        model = fresh_model(candidate.plan)
+        assert shape_of(model) == candidate.shape, candidate.name
+        promised = candidate.plan.predicted
+        assert sum(parameter.numel() for parameter in model.parameters()) == promised["parameters"]
+        assert cost_of(shape_of(model), 1).kv_bytes_per_token == promised["kv_bytes_per_token"]
 
 
 @pytest.mark.parametrize("name", ["llama by layer", "gpt2", "gpt2 by layer", "vit by layer"])

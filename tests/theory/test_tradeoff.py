@@ -15,6 +15,7 @@ from headwise.theory.tradeoff import (
     extraction_bound,
     head_count_curve,
     lag_error,
+    split_heads,
 )
 
 EQUAL = (1, 1, 1, 1)
@@ -75,6 +76,20 @@ def test_nothing_beats_the_allocator(instance):
     assert found.error == pytest.approx(best, abs=1e-12)
     assert extraction_bound(found.groups, token_dim, strengths) == pytest.approx(found.error, abs=1e-12)
     assert sum(heads * head_dim for heads, head_dim in found.groups) <= width
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 10), st.lists(st.floats(0, 2), min_size=1, max_size=3))
+def test_nothing_beats_the_split_of_given_heads(heads, head_dim, token_dim, strengths):
+    found = split_heads(heads, head_dim, token_dim, strengths)
+    shares = itertools.product(range(heads + 1), repeat=len(strengths))
+    best = min(
+        extraction_bound([(count, head_dim) if count else GIVEN_UP for count in counts], token_dim, strengths)
+        for counts in shares
+        if sum(counts) <= heads
+    )
+    assert found.error == pytest.approx(best, abs=1e-12)
+    assert extraction_bound(found.groups, token_dim, strengths) == pytest.approx(found.error, abs=1e-12)
+    assert sum(group.heads for group in found.groups) <= heads
 
 
 def test_heads_get_narrower_only_just_short_of_one_more():

@@ -71,14 +71,14 @@ def _stock_can_say(plan: Plan) -> bool:
 
 def _numbers(plan: Plan, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
     """The config of a stock model with one kind of attention for all layers."""
-    assert plan.blueprint is not None  # shape_to_build has seen it
-    reads, common = plan.blueprint.reads, {"hidden_size": plan.width, "num_hidden_layers": len(plan.layers)}
+    blueprint = plan.require_blueprint()
+    reads = blueprint.reads
+    common = {"hidden_size": plan.width, "num_hidden_layers": len(plan.layers), "num_attention_heads": heads}
     if isinstance(reads, Images):
         return {
             **common,
-            "num_attention_heads": heads,
             "head_dim": head_dim,
-            "intermediate_size": plan.blueprint.mlp,
+            "intermediate_size": blueprint.mlp,
             "image_size": reads.size,
             "patch_size": reads.patch,
             "num_channels": reads.channels,
@@ -86,7 +86,6 @@ def _numbers(plan: Plan, heads: int, kv_heads: int, head_dim: int) -> dict[str, 
         }
     text = {
         **common,
-        "num_attention_heads": heads,
         "vocab_size": reads.vocab,
         "max_position_embeddings": reads.context,
         "tie_word_embeddings": reads.tied,
@@ -95,12 +94,12 @@ def _numbers(plan: Plan, heads: int, kv_heads: int, head_dim: int) -> dict[str, 
     }
     if plan.family == "gpt2":
         dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # as its kin are trained today
-        return {**text, **dropouts, "n_inner": plan.blueprint.mlp}
+        return {**text, **dropouts, "n_inner": blueprint.mlp}
     return {
         **text,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": plan.blueprint.mlp,
+        "intermediate_size": blueprint.mlp,
     }
 
 

@@ -19,6 +19,9 @@ class Text:
     context: int
     tied: bool
 
+    def __post_init__(self) -> None:
+        _at_least_one(vocab=self.vocab, context=self.context)
+
     @property
     def tokens(self) -> int:
         """Tokens in the longest input."""
@@ -33,6 +36,11 @@ class Images:
     patch: int
     channels: int
     labels: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(**asdict(self))
+        if self.size % self.patch:
+            raise InputError(f"Images of {self.size} pixels cannot be cut into patches of {self.patch}.")
 
     @property
     def tokens(self) -> int:
@@ -65,21 +73,12 @@ class Blueprint:
     reads: Text | Images
 
     def __post_init__(self) -> None:
-        for name, value in {"mlp": self.mlp, **asdict(self.reads)}.items():
-            if value < 1 and name != "tied":
-                raise InputError(f"A model cannot be built with {name} {value}: at least 1 is needed.")
-        if isinstance(self.reads, Images) and self.reads.size % self.reads.patch:
-            raise InputError(f"Images of {self.reads.size} pixels cannot be cut into patches of {self.reads.patch}.")
+        _at_least_one(mlp=self.mlp)
 
     def shape(self, family: str, width: int, dims: Sequence[Sequence[int]]) -> ModelShape:
         """The model of ``width`` whose attention layers have these ``heads, kv_heads, qk_dim, v_dim``."""
-        builds = BUILDABLE.get(family)
-        if builds is None:
-            raise InputError(f"Models of {family} cannot be built from scratch; {', '.join(BUILDABLE)} can.")
-        if not isinstance(self.reads, builds.reads):
-            raise InputError(f"A {family} model reads {builds.reads.__name__.lower()}; the plan says otherwise.")
-        if width < 1 or not dims:
-            raise InputError(f"A model needs a width and layers, got width {width} and {len(dims)} layers.")
+        builds = builds_of(family, self.reads)
+        _at_least_one(width=width, layers=len(dims))
         norm = (1 + builds.biased) * width
         matmul = (2 + builds.gated) * width * self.mlp
         layers = tuple(
@@ -122,6 +121,22 @@ class Blueprint:
         names = [field.name for field in fields(Images)]
         images.only(*names)
         return cls(reader.integer("mlp"), Images(*(images.integer(name) for name in names)))
+
+
+def builds_of(family: str, reads: Text | Images) -> Builds:
+    """What a model of ``family`` is made of, if it can be built and reads what it is to read."""
+    builds = BUILDABLE.get(family)
+    if builds is None:
+        raise InputError(f"Models of {family} cannot be built from scratch; {', '.join(BUILDABLE)} can.")
+    if not isinstance(reads, builds.reads):
+        raise InputError(f"A {family} model reads {builds.reads.__name__.lower()}, not {type(reads).__name__.lower()}.")
+    return builds
+
+
+def _at_least_one(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"A model cannot be built with {name} {value}; the least is 1.")
 
 
 def _read_text(reader: Reader) -> Text:

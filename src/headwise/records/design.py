@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headwise.records.blueprint import BUILDABLE, Images, Text
+from headwise.records.blueprint import Images, Text, builds_of
 from headwise.records.cost import Cost, cost_of
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.shape import ModelShape
 
 SHORTEST = 8
+MOST = 10**12
 DTYPE = "bf16"
 
 
@@ -34,8 +35,9 @@ class Request:
     intrinsic_dim: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reads, BUILDABLE[self.family].reads):
-            raise InputError(f"A {self.family} model reads {BUILDABLE[self.family].reads.__name__.lower()}.")
+        builds_of(self.family, self.reads)
+        if self.parameters > MOST:
+            raise InputError(f"{self.parameters:,} parameters are more than headwise designs for, {MOST:,}.")
         if isinstance(self.reads, Images) and self.kv_bytes_per_token is not None:
             raise InputError("A vit has no KV cache: leave out --kv-bytes-per-token.")
         if self.reads.tokens < SHORTEST:

@@ -164,16 +164,21 @@ class Plan:
         """The plan that changes nothing."""
         return cls.make(shape, tuple(LayerPlan.full(layer) for layer in shape.layers))
 
-    def shape_to_build(self) -> ModelShape:
-        """The exact shape of the model that this plan has a ``blueprint`` of."""
+    def require_blueprint(self) -> Blueprint:
+        """The blueprint, or an `InputError` where this plan reduces a model."""
         if self.blueprint is None:
             raise InputError(
                 "This plan reduces a model, it does not say how to build one; headwise design writes plans that do."
             )
+        return self.blueprint
+
+    def shape_to_build(self) -> ModelShape:
+        """The exact shape of the model that this plan has a ``blueprint`` of."""
+        blueprint = self.require_blueprint()
         dims = tuple(change.dims for change in self.layers)
         if self.layers != tuple(LayerPlan(*layer) for layer in dims):
             raise InputError("A model that is yet to be built has no heads, RoPE pairs or blocks to keep or drop.")
-        shape = self.blueprint.shape(self.family, self.width, dims)
+        shape = blueprint.shape(self.family, self.width, dims)
         self.check(shape)
         return shape
 

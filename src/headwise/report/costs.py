@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from headwise.records.shape import ModelShape
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 ROLES = {"none": "encoder", "tokens": "decoder", "source": "cross"}
+Row = TypeVar("Row")
 COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "parameters", "KV / token", "KV cache")
 
 
@@ -22,7 +24,7 @@ def print_costs(report: CostReport, console: Console | None = None) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "layers" else "right", no_wrap=True)
-    for first, last, row in _runs([_row(index, report) for index in range(len(report.before.layers))]):
+    for first, last, row in runs([_row(index, report) for index in range(len(report.before.layers))]):
         numbers = str(first) if first == last else f"{first}-{last}"
         table.add_row(f"{numbers} {row[0]}".rstrip(), *row[1:])
     console.print(table)
@@ -50,9 +52,9 @@ def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
     return (
         ROLES[layer.cache] if shape.source_tokens else "",
         *(str(value) if layer.heads else "-" for value in dims),
-        _count(spent.parameters),
-        _size(spent.kv_bytes_per_token),
-        _size(spent.kv_bytes),
+        count(spent.parameters),
+        size(spent.kv_bytes_per_token),
+        size(spent.kv_bytes),
     )
 
 
@@ -60,17 +62,17 @@ def _totals(report: CostReport) -> list[tuple[str, str]]:
     cost, after = report.cost, report.cost_after
     where = f"{cost.context:,} tokens x {cost.batch}, {cost.dtype}"
     lines = [
-        ("attention parameters", _count, "attention_parameters"),
-        ("all parameters", _count, "total_parameters"),
+        ("attention parameters", count, "attention_parameters"),
+        ("all parameters", count, "total_parameters"),
     ]
     if any(layer.cache != "none" for layer in report.before.layers):
         lines += [
-            ("KV cache per token", _size, "kv_bytes_per_token"),
-            (f"KV cache, {where}", _size, "kv_bytes"),
+            ("KV cache per token", size, "kv_bytes_per_token"),
+            (f"KV cache, {where}", size, "kv_bytes"),
         ]
-    lines.append(("FLOPs per input token, mean", _count, "prefill_flops"))
+    lines.append(("FLOPs per input token, mean", count, "prefill_flops"))
     if cost.decode_flops:
-        lines.append((f"FLOPs per new token after {cost.context:,}", _count, "decode_flops"))
+        lines.append((f"FLOPs per new token after {cost.context:,}", count, "decode_flops"))
     return [
         (name, _total(show, getattr(cost, key), getattr(after, key) if after else None)) for name, show, key in lines
     ]
@@ -87,27 +89,29 @@ def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} > {after}"
 
 
-def _runs(rows: list[tuple[str, ...]]) -> list[tuple[int, int, tuple[str, ...]]]:
+def runs(rows: Sequence[Row]) -> list[tuple[int, int, Row]]:
     """Neighbouring equal rows as (first, last, row)."""
-    runs: list[tuple[int, int, tuple[str, ...]]] = []
+    found: list[tuple[int, int, Row]] = []
     for index, row in enumerate(rows):
-        if runs and runs[-1][2] == row:
-            runs[-1] = (runs[-1][0], index, row)
+        if found and found[-1][2] == row:
+            found[-1] = (found[-1][0], index, row)
         else:
-            runs.append((index, index, row))
-    return runs
+            found.append((index, index, row))
+    return found
 
 
-def _count(value: int) -> str:
+def count(value: int) -> str:
+    """A number in four digits, with k, M, G or T."""
     return _scaled(value, UNITS, "")
 
 
-def _size(value: int) -> str:
+def size(value: int) -> str:
+    """Bytes in four digits, with their unit."""
     return _scaled(value, BYTES, " B")
 
 
 def _scaled(value: int, units: tuple[tuple[float, str], ...], plain: str) -> str:
-    for size, name in units:
-        if value >= size:
-            return f"{value / size:.4g} {name}"
+    for unit, name in units:
+        if value >= unit:
+            return f"{value / unit:.4g} {name}"
     return f"{value}{plain}"

@@ -129,9 +129,7 @@ def exponential_selection_error(lag: int, rates: Sequence[float]) -> float:
     return math.sqrt(coefficients @ coefficients)
 
 
-def _cheapest(
-    options: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], budget: int
-) -> tuple[list[int], float]:
+def _cheapest(options: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], budget: int) -> tuple[list[int], float]:
     """One size of each list of (sizes, errors), at most ``budget`` together, with the least sum of errors."""
     best = [np.zeros(budget + 1)]
     for sizes, errors in options:

@@ -62,12 +62,18 @@ def write_page(
 def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()) -> str:
     """The page as text."""
     folder = resources.files(__name__)
-    template, style, code = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    template, style, theme, code = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "theme.js", "page.js")
     )
     name = Path(str(profile.model["source"])).name or str(profile.model["source"])
     data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    parts = {"TITLE": escape(name), "SENTENCE": escape(sentence(profile)), "STYLE": style, "CODE": code, "DATA": data}
+    parts = {
+        "TITLE": escape(name),
+        "SENTENCE": escape(sentence(profile)),
+        "STYLE": style,
+        "CODE": theme + code,
+        "DATA": data,
+    }
     parts["RESULT"] = "" if scores is None or plan is None else result_section(scores, plan, curve)
     return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
 

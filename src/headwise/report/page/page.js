@@ -262,9 +262,6 @@ function drawWidths(chosen) {
 }
 
 // ---------------------------------------------------------------- start
-function theme(name) { document.documentElement.dataset.theme = name; }
-theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 const shown = layers[measured[0] ?? 0];
 $("facts").textContent = `${data.model.source} · ${data.model.class} · ${grouped(data.model.parameters)} parameters · ${layers.length} layers, width ${data.model.width}` +
   (measured.length ? ` · ${shown.heads} query / ${shown.kv_heads} key-value heads of ${shown.qk_dim} / ${shown.v_dim}` : "") +

@@ -13,7 +13,7 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.theory.tradeoff import HeadGroup
 
 STEPS = (8, 4, 2, 1)
-FINEST = 400
+FINEST = 200  # a step costs no more of the budget than one part in this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +24,18 @@ class Draft:
     layers: tuple[HeadGroup, ...]
 
 
-def kv_heads(group: HeadGroup, kv_bytes: float | None) -> int:
-    """Key/value heads of a layer whose cache may take ``kv_bytes`` a token: all, or as few as must be; 0: none fits."""
-    if kv_bytes is None:
-        return group.heads
-    each = DTYPE_BYTES[DTYPE] * 2 * group.head_dim
-    fitting = (count for count in range(group.heads, 0, -1) if group.heads % count == 0 and count * each <= kv_bytes)
-    return next(fitting, 0)
-
-
 def layer_plans(request: Request, layers: Sequence[HeadGroup]) -> tuple[LayerPlan, ...]:
     """The layers with as many key/value heads as equal shares of the budget for the cache allow."""
-    share = None if request.kv_bytes_per_token is None else request.kv_bytes_per_token / len(layers)
+    limit = request.kv_bytes_per_token
+    if limit is None:
+        return tuple(LayerPlan(heads, heads, head_dim, head_dim) for heads, head_dim in layers)
     plans = []
-    for group in layers:
-        count = kv_heads(group, share)
-        if not count:
-            raise InputError(
-                f"One key/value head of {group.head_dim} in each of {len(layers)} layers takes more than "
-                f"{request.kv_bytes_per_token:,} bytes per token."
-            )
-        plans.append(LayerPlan(group.heads, count, group.head_dim, group.head_dim))
+    for heads, head_dim in layers:
+        room = limit // len(layers) // (DTYPE_BYTES[DTYPE] * 2 * head_dim)
+        if not room:
+            raise InputError(f"{len(layers)} layers with heads of {head_dim} take more than {limit:,} bytes per token.")
+        shared = next(count for count in range(min(heads, room), 0, -1) if heads % count == 0)
+        plans.append(LayerPlan(heads, shared, head_dim, head_dim))
     return tuple(plans)
 
 

@@ -1,0 +1,102 @@
+"""Candidates in the terminal and on their page."""
+
+import re
+from html.parser import HTMLParser
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from headwise.records.blueprint import Images, Text
+from headwise.records.design import Request
+from headwise.report.designs import COLUMNS, print_design, rows
+from headwise.report.page.design import render_design, write_design_page
+from headwise.steps.design import design
+from tests.report.test_page import browser, needs_browser  # noqa: F401 - a fixture
+
+TEXT = design(Request("llama", 3_000_000, Text(4096, 256, tied=True)))
+IMAGES = design(Request("vit", 3_000_000, Images(32, 4, 3, 10)))
+
+
+def test_every_candidate_shows_its_layers_costs_and_reason():
+    console = Console(width=110, record=True, file=StringIO())
+    print_design(TEXT, console)
+    shown = console.export_text()
+    for candidate in TEXT.candidates:
+        assert f"{candidate.shape.total_parameters():,}" in shown
+        assert candidate.why.split(":")[0] in shown
+    assert f"recommended: {TEXT.recommended}" in shown
+    assert "hypothesis" in shown
+    assert max(map(len, shown.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("found", [TEXT, IMAGES], ids=["llama", "vit"])
+def test_rows_cover_all_layers_once(found):
+    for candidate in found.candidates:
+        layers = []
+        for row in rows(candidate):
+            assert len(row) == len(COLUMNS)
+            first, _, last = row[1].partition("-")
+            layers += [row[2:5]] * (int(last or first) - int(first) + 1)
+        assert layers == [[str(layer.heads), str(layer.kv_heads), str(layer.qk_dim)] for layer in candidate.plan.layers]
+
+
+class Counting(HTMLParser):
+    """Open tags and what they fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.rects, self.fetched = [], {}, []
+
+    def handle_starttag(self, tag, attrs):
+        fields = dict(attrs)
+        self.fetched += [value for name, value in attrs if name in {"src", "href"} and value not in {"data:,"}]
+        if tag == "rect":
+            self.rects[fields["class"]] = self.rects.get(fields["class"], 0) + 1
+        if tag not in {"meta", "link", "rect", "path"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("found", [TEXT, IMAGES], ids=["llama", "vit"])
+def test_the_page_is_whole_and_draws_every_layer_and_share(found):
+    page = render_design(found)
+    assert not re.search(r"%[A-Z]+%", page)
+    parser = Counting()
+    parser.feed(page)
+    assert parser.fetched == ["#candidates"]
+    count = len(found.candidates)
+    cached = count if found.request.family == "llama" else 0
+    assert parser.rects["ends"] == parser.rects["rest"] == count
+    layers = sum(len(candidate.plan.layers) for candidate in found.candidates)
+    assert parser.rects["attention"] == layers + count + cached
+    assert ("KV cache of one token" in page) is bool(cached)
+
+
+@needs_browser
+def test_the_page_opens_offline_without_a_complaint_and_switches_its_theme(browser, tmp_path):  # noqa: F811
+    write_design_page(TEXT, tmp_path / "design.html")
+    address = (tmp_path / "design.html").as_uri()
+    opened = browser.new_context(viewport={"width": 1180, "height": 900}, color_scheme="dark").new_page()
+    complaints, requests = [], []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.goto(address)
+    assert TEXT.recommended in opened.inner_text(".lead")
+    assert opened.locator("tr.chosen th").first.inner_text() == TEXT.recommended
+    assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
+    opened.click("#theme")
+    assert opened.evaluate("document.documentElement.dataset.theme") == "light"
+    wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    for width in (1180, 380):
+        opened.set_viewport_size({"width": width, "height": 800})
+        assert not opened.evaluate(wider)
+    assert (complaints, requests) == ([], [address])
+    opened.context.close()
