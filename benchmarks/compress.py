@@ -33,7 +33,7 @@ from headwise.families.load import open_model
 from headwise.families.reduce import reduce_model
 from headwise.families.running import cache_per_token
 from headwise.families.shapes import shape_of
-from headwise.families.sites import matrix, sites_of
+from headwise.families.sites import is_transposed, matrix, sites_of
 from headwise.linalg.spectra import moment_root
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
@@ -115,11 +115,9 @@ def whitened(model, batches, share, only_cached):
     """
     model = copy.deepcopy(model)
     sites = sites_of(model)
-    names = [
-        [site.family.k, site.family.v] if only_cached else [site.family.q, site.family.k, site.family.v]
-        for site in sites
-    ]
-    linears = [getattr(site.module, n) for site, own in zip(sites, names, strict=True) for n in own]
+    family = sites[0].family
+    names = [family.fused] if family.fused else [family.k, family.v] if only_cached else [family.q, family.k, family.v]
+    linears = [getattr(site.module, name) for site in sites for name in names]
     if not only_cached:
         linears += [site.out for site in sites]
     moments = {}
@@ -139,7 +137,8 @@ def whitened(model, batches, share, only_cached):
         rank = int(share * out) if only_cached else int(share * out * into / (out + into))
         root, inverse = moment_root(moments[linear])
         u, s, vh = torch.linalg.svd(weight @ root, full_matrices=False)
-        linear.weight.copy_((u[:, :rank] * s[:rank]) @ vh[:rank] @ inverse)
+        thin = (u[:, :rank] * s[:rank]) @ vh[:rank] @ inverse
+        linear.weight.copy_(thin.T if is_transposed(linear) else thin)
     return model
 
 
@@ -287,7 +286,8 @@ def main():  # noqa: PLR0915 - a table, row by row
             found["no_stock_format"] = str(error)
         if share < SHARES[0]:
             cut("key/value groups removed", "kv", share, fewer_groups(profile, share))
-            factor("whitened SVD of keys and values (latents not cached)", "kv", share, only_cached=True)
+            if not sites_of(model)[0].family.fused:
+                factor("whitened SVD of keys and values (latents not cached)", "kv", share, only_cached=True)
     other = torch_pruned(source, windows, 2 / 3)
     print("Torch-Pruning:", other, flush=True)
     share = ALL_PIECES_AT

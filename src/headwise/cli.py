@@ -368,7 +368,10 @@ def heal(
             help="local: each layer by itself, quick; global: all together, towards the outputs of the teacher."
         ),
     ] = HealStage.both,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; by default what suits --train.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of all together; by default what suits --train.")
+    ] = None,
+    local_lr: Annotated[float | None, typer.Option(help="Learning rate of single layers, likewise.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in a window.")] = 512,
     batch: Annotated[int, typer.Option(help="Windows that one process takes at once.")] = 2,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
@@ -399,6 +402,7 @@ def heal(
         train=train.value,
         stage=stage.value,
         rate=lr,
+        local_rate=local_lr,
         context=context,
         batch=batch,
         accumulate=accumulate,

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
+from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, is_transposed, sites_of
+from headwise.families.weights import balanced, read_attention, write_attention
 from headwise.records.errors import InputError
 from headwise.records.healing import Train
 
@@ -18,12 +20,17 @@ LORA_RANK = 16
 
 
 def make_trainable(model: PreTrainedModel, train: Train, layers: Collection[int]) -> Callable[[], PreTrainedModel]:
-    """Let only ``train`` of the attention ``layers`` (or of all) ask for gradients.
+    """Let only ``train`` of the attention ``layers`` (or of all) ask for gradients, and balance these layers.
 
     Returns what makes an ordinary model of it again: factors and adapters go into the weights.
     """
+    chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
+    chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
+    with torch.no_grad():
+        for site, layer in chosen:
+            write_attention(site, balanced(read_attention(site, layer.rotary)))
+    sites = [site for site, _ in chosen]
     model.requires_grad_(train == "all")
-    sites = [site for i, site in enumerate(sites_of(model)) if i in layers and not site.removed]
     if train == "attention":
         for site in sites:
             for module in projections(site):

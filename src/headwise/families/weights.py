@@ -5,7 +5,7 @@ Letters: D width, H query heads, G key/value heads, K query/key width, V value w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -83,6 +83,26 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
             _put(getattr(module, name), "weight", norm)
     if weights.rope_pairs_GP is not None:
         module.rope_pairs = weights.rope_pairs_GP.clone()
+
+
+def balanced(weights: AttentionWeights) -> AttentionWeights:
+    """The same attention, each coordinate of its values as large in the value matrix as in the output matrix.
+
+    A cut leaves values and outputs at any scale; an optimizer that moves every weight by as much would ruin the
+    smaller ones first.
+    """
+    w_v, w_o = weights.w_v_GVD, weights.w_o_HVD
+    read_GV = w_o.unflatten(0, (len(w_v), -1)).square().sum(-1).mean(1).sqrt()
+    given_GV = w_v.square().sum(-1).sqrt()
+    known = (read_GV > 0) & (given_GV > 0)
+    factor_GV = torch.where(known, (read_GV / given_GV.clamp(min=torch.finfo(w_v.dtype).tiny)).sqrt(), 1.0)
+    factor_HV = factor_GV.repeat_interleave(len(w_o) // len(w_v), dim=0)
+    return replace(
+        weights,
+        w_v_GVD=w_v * factor_GV[..., None],
+        b_v_GV=None if weights.b_v_GV is None else weights.b_v_GV * factor_GV,
+        w_o_HVD=w_o / factor_HV[..., None],
+    )
 
 
 def _projections(site: Site, K: int) -> tuple[list[Tensor], list[Tensor | None]]:

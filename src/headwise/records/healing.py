@@ -12,7 +12,8 @@ from headwise.records.errors import InputError
 Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]
 CURVE = "healing.jsonl"  # beside a healed model: how it went, line by line
-RATES: dict[Train, float] = {"attention": 5e-4, "values": 1e-2, "lora": 1e-3, "all": 1e-4}
+RATES: dict[Train, float] = {"attention": 1e-3, "values": 1e-3, "lora": 1e-2, "all": 5e-4}  # of each weight's size
+LOCAL_RATES: dict[Train, float] = {"attention": 1e-2, "values": 1e-2, "lora": 1e-1, "all": 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Healing:
     train: Train = "attention"
     stage: Stage = "both"
     rate: float | None = None
+    local_rate: float | None = None
     context: int = 512
     batch: int = 2
     accumulate: int = 1
@@ -45,18 +47,24 @@ class Healing:
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations", "local_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}.")
-        for name, value in (("temperature", self.temperature), ("learning rate", self.speed)):
+        rates = {"learning rate": self.speed, "learning rate of single layers": self.local_speed}
+        for name, value in {"temperature": self.temperature, **rates}.items():
             if not value > 0:
                 raise InputError(f"The {name} must be more than 0, got {value}.")
 
     @property
     def speed(self) -> float:
-        """The learning rate: the one asked for, or what suits ``train``."""
+        """The learning rate of all layers together: the one asked for, or what suits ``train``."""
         return RATES[self.train] if self.rate is None else self.rate
+
+    @property
+    def local_speed(self) -> float:
+        """The same for layers by themselves."""
+        return LOCAL_RATES[self.train] if self.local_rate is None else self.local_rate
 
     def facts(self) -> dict[str, Any]:
         """All settings, for hashes and cards."""
-        return {**asdict(self), "rate": self.speed}
+        return {**asdict(self), "rate": self.speed, "local_rate": self.local_speed}
 
 
 def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:

@@ -24,6 +24,7 @@ from headwise.records.errors import InputError
 from headwise.training.work import Work
 
 STAGE = "global"
+FRESH = 0.02
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BACK = StateDictOptions(full_state_dict=True, strict=False)
@@ -34,7 +35,10 @@ Judge = Callable[[nn.Module], dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written."""
+    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written.
+
+    A ``relative`` rate is in units of each weight's own size at the start: trained models differ in it tenfold.
+    """
 
     steps: int
     rate: float
@@ -44,6 +48,7 @@ class Schedule:
     clip: float = 1.0
     decay: float = 0.0
     warm_up: float = 0.05
+    relative: bool = False
 
     def at(self, step: int) -> float:
         """The learning rate of a step: a linear warm-up, then a cosine down to nothing."""
@@ -66,13 +71,12 @@ def fit(
 
     ``judge`` gives scores on held-out data: the first decides which weights are the best; ``work`` keeps those.
     """
-    adam = torch.optim.AdamW(_learning(model), lr=schedule.rate, betas=(0.9, 0.95), weight_decay=schedule.decay)
+    adam = optimizer_of(_learning(model), schedule.relative, schedule.decay)
     wrapped, optimizer = accelerator.prepare(model, adam)
     done = _resume(wrapped, adam, work, accelerator)
     started, held = time.monotonic(), {}
     for step in range(done, schedule.steps):
-        for group in adam.param_groups:
-            group["lr"] = schedule.at(step)
+        set_rate(adam, schedule.at(step))
         value = _backward(accelerator, wrapped, schedule, loss, step)
         if not math.isfinite(value):
             best = work.best()
@@ -92,6 +96,25 @@ def fit(
             _checkpoint(accelerator, wrapped, adam, work, step + 1)
         told = "".join(f", held-out {name} {score:.4g}" for name, score in held.items())
         progress(step + 1, schedule.steps, f"loss {value:.4f}{told}, {speed:.0f} tokens/s")
+
+
+def optimizer_of(parameters: list[nn.Parameter], relative: bool, decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW; with ``relative`` rates every parameter has its own, in units of its size."""
+    groups = (
+        [{"params": [p], "unit": _size(p)} for p in parameters] if relative else [{"params": parameters, "unit": 1.0}]
+    )
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=decay)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of what `optimizer_of` made."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["unit"]
+
+
+def _size(parameter: nn.Parameter) -> float:
+    """Root mean square of the weights, for fresh zeros that of a fresh matrix."""
+    return parameter.detach().float().square().mean().sqrt().item() or FRESH
 
 
 def _learning(model: nn.Module) -> list[nn.Parameter]:

@@ -174,6 +174,7 @@ class _Healer:
             every=max(1, self.steps // how.evaluations),
             tokens=self.step_tokens,
             accumulate=how.accumulate,
+            relative=True,
         )
 
         def loss(model: torch.nn.Module, part: int) -> torch.Tensor:

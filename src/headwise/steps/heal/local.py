@@ -18,7 +18,7 @@ from headwise.families.blocks import Stream
 from headwise.families.sites import Site, sites_of
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
-from headwise.training.loop import put_weights, trained_weights
+from headwise.training.loop import optimizer_of, put_weights, set_rate, trained_weights
 from headwise.training.work import Work
 
 STAGE = "local"
@@ -76,12 +76,11 @@ def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Heali
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
-    adam = torch.optim.AdamW(parameters, lr=how.speed, betas=(0.9, 0.95), weight_decay=0.0)
+    adam = optimizer_of(parameters, relative=True)
     steps, errors = ROUNDS * len(wanted), []
     for step in range(steps):
         n = step % len(wanted)
-        for group in adam.param_groups:
-            group["lr"] = how.speed * (1 + math.cos(math.pi * step / steps)) / 2
+        set_rate(adam, how.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
         found = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
             found = now.hidden[n] + found
