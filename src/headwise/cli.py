@@ -534,7 +534,7 @@ def demo() -> None:
     folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
     typer.echo("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...", err=True)
-    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 8192, "speed": False}
+    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 4096, "speed": False}
     _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
     prompt = "The capital of France is Paris, and the capital of Germany is"
     for name in (folder, str(made / "model"), str(made / "healed")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,6 +27,7 @@ STAGE = "global"
 FRESH = 0.02
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True)
+EVERYWHERE = StateDictOptions(full_state_dict=True)
 BACK = StateDictOptions(full_state_dict=True, strict=False)
 Progress = Callable[[int, int, str], None]
 Loss = Callable[[nn.Module, int], Tensor]
@@ -35,10 +36,7 @@ Judge = Callable[[nn.Module], dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written.
-
-    A ``relative`` rate is in units of each weight's own size at the start: trained models differ in it tenfold.
-    """
+    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written."""
 
     steps: int
     rate: float
@@ -48,7 +46,6 @@ class Schedule:
     clip: float = 1.0
     decay: float = 0.0
     warm_up: float = 0.05
-    relative: bool = False
 
     def at(self, step: int) -> float:
         """The learning rate of a step: a linear warm-up, then a cosine down to nothing."""
@@ -66,12 +63,14 @@ def fit(
     judge: Judge,
     work: Work,
     progress: Progress = lambda done, total, what: None,
+    units: Sequence[float] = (),
 ) -> None:
     """Train what asks for gradients in ``model``. ``loss`` takes the model and the number of a part of a step.
 
-    ``judge`` gives scores on held-out data: the first decides which weights are the best; ``work`` keeps those.
+    With ``units``, one for each such weight, rates are in these. ``judge`` gives scores on held-out data: the first
+    decides which weights are the best; ``work`` keeps those.
     """
-    adam = optimizer_of(_learning(model), schedule.relative, schedule.decay)
+    adam = optimizer_of(learning(model), units, schedule.decay)
     wrapped, optimizer = accelerator.prepare(model, adam)
     done = _resume(wrapped, adam, work, accelerator)
     started, held = time.monotonic(), {}
@@ -82,7 +81,7 @@ def fit(
             best = work.best()
             kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
             raise InputError(f"The loss is not a number at step {step + 1}.{kept} A lower learning rate may help.")
-        accelerator.clip_grad_norm_(_learning(wrapped), schedule.clip)
+        accelerator.clip_grad_norm_(learning(wrapped), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
         speed = (step + 1 - done) * schedule.tokens / (time.monotonic() - started)
@@ -98,11 +97,11 @@ def fit(
         progress(step + 1, schedule.steps, f"loss {value:.4f}{told}, {speed:.0f} tokens/s")
 
 
-def optimizer_of(parameters: list[nn.Parameter], relative: bool, decay: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW; with ``relative`` rates every parameter has its own, in units of its size."""
-    groups = (
-        [{"params": [p], "unit": _size(p)} for p in parameters] if relative else [{"params": parameters, "unit": 1.0}]
-    )
+def optimizer_of(parameters: list[nn.Parameter], units: Sequence[float], decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW; with ``units`` every parameter has a rate of its own."""
+    groups: list[dict[str, Any]] = [{"params": parameters, "unit": 1.0}]
+    if units:
+        groups = [{"params": [p], "unit": unit} for p, unit in zip(parameters, units, strict=True)]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=decay)
 
 
@@ -112,12 +111,13 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["unit"]
 
 
-def _size(parameter: nn.Parameter) -> float:
-    """Root mean square of the weights, for fresh zeros that of a fresh matrix."""
-    return parameter.detach().float().square().mean().sqrt().item() or FRESH
+def sizes_of(parameters: list[nn.Parameter]) -> list[float]:
+    """Root mean squares, as units: trained models differ in them tenfold. For fresh zeros that of a fresh matrix."""
+    return [parameter.detach().float().square().mean().sqrt().item() or FRESH for parameter in parameters]
 
 
-def _learning(model: nn.Module) -> list[nn.Parameter]:
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    """What asks for gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -162,7 +162,8 @@ def _checkpoint(
     accelerator: Accelerator, wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, step: int
 ) -> None:
     tensors = {f"model {name}": tensor for name, tensor in trained_weights(wrapped).items()}
-    for name, moments in _moments(wrapped, adam)["state"].items():
+    state = get_optimizer_state_dict(wrapped, adam, options=MOMENTS)
+    for name, moments in cast(Any, state.get("state", {})).items():  # all are gathered in the first process
         tensors |= {f"{key} {name}": value for key, value in moments.items()}
     if accelerator.is_main_process:
         work.save(STAGE, step, tensors)
@@ -179,13 +180,8 @@ def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, acceler
         return 0
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model ")}
     put_weights(wrapped, {name.removeprefix("model "): tensor for name, tensor in weights.items()})
-    state = _moments(wrapped, adam)
+    state = cast(Any, get_optimizer_state_dict(wrapped, adam, options=EVERYWHERE))
     for name, moments in state["state"].items():
         moments |= {key: tensors[f"{key} {name}"] for key in moments}
     set_optimizer_state_dict(wrapped, adam, state, options=BACK)
     return step
-
-
-def _moments(wrapped: nn.Module, adam: torch.optim.Optimizer) -> Any:
-    """The state of the optimizer by names of weights, whole and on the CPU."""
-    return get_optimizer_state_dict(wrapped, adam, options=MOMENTS)

@@ -38,7 +38,7 @@ except ImportError:
 
 from headwise.steps.heal import local
 from headwise.training.loop import STAGE as GLOBAL
-from headwise.training.loop import Schedule, fit, put_weights, score_weights
+from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
 from headwise.training.work import Work
 
 START, MEMORY, PRECISION = "start", "teacher", "precision"
@@ -89,8 +89,8 @@ def heal(
     healer = _Healer(accelerator, student, teacher, plan, windows, how, work, progress)
     before = healer.run()
     accelerator.end_training()
-    best = work.best()
-    if best is None or not accelerator.is_main_process:
+    best = work.best() if accelerator.is_main_process else None
+    if best is None:
         return {}
     put_weights(student, best.tensors)
     name = next(iter(before))
@@ -133,6 +133,7 @@ class _Healer:
         self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, plan
         self.windows, self.how, self.work, self.progress = windows, how, work, progress
         self.processes = accelerator.num_processes
+        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
         step_tokens = round(how.batch * how.accumulate * self.processes * windows.tokens_each)
         self.steps = max(1, how.tokens // step_tokens)
         self.step_tokens = step_tokens
@@ -174,7 +175,6 @@ class _Healer:
             every=max(1, self.steps // how.evaluations),
             tokens=self.step_tokens,
             accumulate=how.accumulate,
-            relative=True,
         )
 
         def loss(model: torch.nn.Module, part: int) -> torch.Tensor:
@@ -184,7 +184,7 @@ class _Healer:
             return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
         with checkpointed(self.student) if how.lean else nullcontext():
-            fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress)
+            fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
     def _judge(self, model: torch.nn.Module) -> dict[str, float]:
         return self.guide.judge(model, self.windows.held_out, self.how.batch)
@@ -192,6 +192,7 @@ class _Healer:
     def _score(self, stage: str, step: int) -> dict[str, float]:
         """Scores on the held-out windows as things are now, put down and taken back in a rerun."""
         known = [line for line in self.work.metrics() if line["stage"] == stage and "scores" in line]
+        self.accelerator.wait_for_everyone()  # all have read before one writes
         if known:
             return known[0]["scores"]
         self.progress(0, 1, "measuring")

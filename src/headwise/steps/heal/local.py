@@ -18,7 +18,7 @@ from headwise.families.blocks import Stream
 from headwise.families.sites import Site, sites_of
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
-from headwise.training.loop import optimizer_of, put_weights, set_rate, trained_weights
+from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
 from headwise.training.work import Work
 
 STAGE = "local"
@@ -76,7 +76,7 @@ def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Heali
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
-    adam = optimizer_of(parameters, relative=True)
+    adam = optimizer_of(parameters, sizes_of(parameters))
     steps, errors = ROUNDS * len(wanted), []
     for step in range(steps):
         n = step % len(wanted)
