@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 from accelerate import Accelerator
-from torch.nn.functional import cross_entropy
+from compress import loss
 from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
@@ -47,16 +47,6 @@ VARIANTS = (
     {"train": "all"},
     {"start": "svd"},
 )
-
-
-def loss(model, windows):
-    """Mean negative log-likelihood of all tokens of the windows but the first of each."""
-    total = 0.0
-    with torch.inference_mode():
-        for some in windows.split(max(1, 1024 // windows.shape[1])):
-            logits = model(some, use_cache=False).logits[:, :-1]
-            total += cross_entropy(logits.flatten(0, 1), some[:, 1:].flatten(), reduction="sum").item()
-    return total / (windows.shape[0] * (windows.shape[1] - 1))
 
 
 def cut_up(source, file, context):

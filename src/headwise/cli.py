@@ -429,8 +429,6 @@ def heal(
         )
     if not found:
         return
-    for note in found["notes"]:
-        typer.echo(f"headwise: {note}", err=True)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:

@@ -261,3 +261,15 @@ def test_a_full_disk_gets_a_sentence_and_leaves_no_output(pair, tmp_path):
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "best.safetensors" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_lean_memory_changes_no_weight_and_further_terms_of_the_loss_count(pair, tmp_path):
+    folder, student, teacher = pair
+    text, ends = [str(folder / "text.txt")], {}
+    for name, options in {"plain": {}, "lean": {"lean": True}, "more": {"hidden": 1.0, "next_token": 0.5}}.items():
+        how = Healing(stage="global", rate=0.01, **options, **QUICK)
+        assert heal(student, teacher, tmp_path / name, texts=text, how=how)["best"] != "start 0"
+        ends[name] = weights(tmp_path / name)
+    for name, tensor in ends["plain"].items():
+        torch.testing.assert_close(ends["lean"][name], tensor, rtol=1e-4, atol=1e-5)
+    assert any(not torch.allclose(ends["more"][name], tensor) for name, tensor in ends["plain"].items())

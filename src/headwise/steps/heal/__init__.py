@@ -113,7 +113,7 @@ def heal(
         student, output, plan=plan, source=source, command=command, facts={"healed": told}, files=files
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told, "notes": windows.notes}
+    return {**found, **told}
 
 
 class _Healer:

@@ -27,7 +27,6 @@ class Windows:
     tokens_each: float
     name: str
     sha256: str
-    notes: list[str]
 
     @property
     def count(self) -> int:
@@ -69,7 +68,6 @@ def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: 
         one,
         found.name,
         found.sha256,
-        [],
     )
 
 
