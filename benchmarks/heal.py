@@ -95,6 +95,7 @@ def main():  # noqa: PLR0915 - a table, row by row
     tests = {"test": cut_up(source, args.test, args.context), "other": cut_up(source, args.other, args.context)}
     found = {
         "model": Path(source).name,
+        "calibration": Path(args.calibration or args.text[0]).name,
         "healed_on": [Path(text).name for text in args.text],
         "texts": {"test": args.test.name, "other": args.other.name},
         "evaluation_tokens": {name: windows.numel() for name, windows in tests.items()},

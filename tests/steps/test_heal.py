@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -273,3 +274,28 @@ def test_lean_memory_changes_no_weight_and_further_terms_of_the_loss_count(pair,
     for name, tensor in ends["plain"].items():
         torch.testing.assert_close(ends["lean"][name], tensor, rtol=1e-4, atol=1e-5)
     assert any(not torch.allclose(ends["more"][name], tensor) for name, tensor in ends["plain"].items())
+
+
+def test_a_tracker_of_accelerate_is_told_losses_and_scores(pair, tmp_path):
+    class Kept(GeneralTracker):
+        name, requires_logging_directory = "kept", False
+
+        def __init__(self):
+            super().__init__()
+            self.started, self.lines = {}, []
+
+        tracker = property(lambda self: self.lines)
+
+        def store_init_configuration(self, values):
+            self.started = values
+
+        def log(self, values, step, **_):
+            self.lines.append((step, values))
+
+    kept = Kept()
+    folder, student, teacher = pair
+    heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(**QUICK), track=kept)
+    assert kept.started["tokens"] == QUICK["tokens"]
+    losses = [values["loss"] for _, values in kept.lines if "loss" in values]
+    assert len(losses) == QUICK["tokens"] // (QUICK["batch"] * QUICK["context"])
+    assert any("held_out_kl" in values for _, values in kept.lines)

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from headwise.training.loop import Schedule, fit
+from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
 from headwise.training.work import METRICS, Work
 
 
@@ -130,3 +130,15 @@ def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "the same" in done.stdout
+
+
+def test_tied_weights_are_kept_once_and_only_matrices_decay():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.LayerNorm(3), nn.Linear(3, 5, bias=False))
+    model[2].weight = model[0].weight
+    kept = trained_weights(model)
+    assert list(kept) == ["0.weight", "1.weight", "1.bias"]
+    put_weights(model, {name: tensor + 1 for name, tensor in kept.items()})
+    assert model[2].weight is model[0].weight
+    adam = optimizer_of(learning(model), (), decay=0.1)
+    decays = {parameter.ndim: group["weight_decay"] for group in adam.param_groups for parameter in group["params"]}
+    assert decays == {2: 0.1, 1: 0.0}

@@ -12,7 +12,7 @@ from headwise.records.errors import InputError
 Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]
 CURVE = "healing.jsonl"  # beside a healed model: how it went, line by line
-RATES: dict[Train, float] = {"attention": 1e-3, "values": 1e-3, "lora": 1e-2, "all": 5e-4}  # of each weight's size
+RATES: dict[Train, float] = {"attention": 2e-3, "values": 2e-3, "lora": 1e-2, "all": 1e-3}  # of each weight's size
 LOCAL_RATES: dict[Train, float] = {"attention": 1e-2, "values": 1e-2, "lora": 1e-1, "all": 1e-2}
 
 

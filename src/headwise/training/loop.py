@@ -98,11 +98,15 @@ def fit(
 
 
 def optimizer_of(parameters: list[nn.Parameter], units: Sequence[float], decay: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW; with ``units`` every parameter has a rate of its own."""
-    groups: list[dict[str, Any]] = [{"params": parameters, "unit": 1.0}]
+    """AdamW; with ``units`` every parameter has a rate of its own. Norms and biases do not decay, matrices do."""
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": matrices, "unit": 1.0}, {"params": vectors, "unit": 1.0}]
     if units:
         groups = [{"params": [p], "unit": unit} for p, unit in zip(parameters, units, strict=True)]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=decay)
+    for group in groups:
+        group["weight_decay"] = decay if group["params"] and group["params"][0].ndim > 1 else 0.0
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -122,8 +126,12 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """What asks for gradients, whole and on the CPU, by its name in the model."""
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=TRAINED))
+    """What asks for gradients, whole and on the CPU, by its name in the model; tied weights by one of their names."""
+    found = cast(dict[str, Tensor], get_model_state_dict(model, options=TRAINED))
+    names: dict[int, str] = {}
+    for name, tensor in found.items():
+        names.setdefault(tensor.data_ptr(), name)
+    return {name: found[name] for name in names.values()}
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:

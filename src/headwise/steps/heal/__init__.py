@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -24,25 +22,21 @@ from headwise.families.scoring import predicts_next
 from headwise.families.shapes import shape_of
 from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
-from headwise.records.files import check_free, write_text
+from headwise.records.files import check_free
 from headwise.records.healing import CURVE, Healing
 from headwise.records.plan import LayerPlan, Plan
+from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
-
-try:
-    from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import broadcast_object_list
-except ImportError:
-    raise InputError('Healing needs Accelerate: pip install "headwise[train]".') from None
-
-from headwise.steps.heal import local
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
+from headwise.training.processes import in_half, join_processes, products_faster_in_half
 from headwise.training.work import Work
 
-START, MEMORY, PRECISION = "start", "teacher", "precision"
-FASTER = 1.2  # half precision is taken where it is so much faster
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+START, MEMORY = "start", "teacher"
 Progress = Callable[[int, int, str], None]
 
 
@@ -72,10 +66,7 @@ def heal(
     student, teacher = open_model(source), open_model(teacher_source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan)
     folder = output.with_name(f"{output.name}.healing")
-    waiting = InitProcessGroupKwargs(timeout=timedelta(days=7))  # the first process heals layer by layer meanwhile
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(), log_with=track, project_dir=folder, kwargs_handlers=[waiting]
-    )
+    accelerator = join_processes(folder, track)
     dtype = student.dtype
     for model in (student, teacher):
         model.float().to(accelerator.device)
@@ -141,7 +132,9 @@ class _Healer:
         memory = None
         if rounds > 1 and predicts_next(teacher) and not how.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
-        self.guide = Teacher(teacher, how, self._half(), memory)
+        width, device = shape_of(teacher).width, accelerator.device
+        self.half = in_half(accelerator, how.precision, work.folder, lambda: products_faster_in_half(width, device))
+        self.guide = Teacher(teacher, how, self.half, memory)
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
@@ -156,9 +149,11 @@ class _Healer:
         how, windows = self.how, self.windows
         if self.accelerator.is_main_process:
             count = max(1, min(windows.count, round(how.local_tokens / windows.tokens_each)))
-            rows = windows.order(0, count, how.seed).split(how.batch)
+            rows = windows.order(0, count, how.seed).split(max(1, round(local.STEP / windows.tokens_each)))
             batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
-            local.heal_locally(self.teacher, self.student, self.plan, batches, how, self.work, self.progress)
+            local.heal_locally(
+                self.teacher, self.student, self.plan, batches, how, self.half, self.work, self.progress
+            )
         self.accelerator.wait_for_everyone()
         step, weights = self.work.load(local.STAGE)
         put_weights(self.student, weights)
@@ -198,17 +193,6 @@ class _Healer:
         self.progress(0, 1, "measuring")
         return score_weights(self.accelerator, self.student, self._judge, self.work, stage, step, 0)
 
-    def _half(self) -> bool:
-        """Whether to train in half precision; found out once, so that a rerun does the same."""
-        if self.how.precision != "auto":
-            return self.how.precision == "bf16"
-        file, answer = self.work.folder / PRECISION, [False]
-        if self.accelerator.is_main_process:
-            if not file.exists():
-                write_text(file, "bf16" if _faster_in_half(self.teacher) else "fp32")
-            answer = [file.read_text(encoding="utf-8") == "bf16"]
-        return broadcast_object_list(answer)[0]
-
 
 def _check_pair(
     source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan
@@ -233,21 +217,3 @@ def _check_words(source: str, student: PreTrainedModel, teacher_source: str, tea
     words = [open_tokenizer(name).get_vocab() for name in (source, teacher_source)]
     if words[0] != words[1]:
         raise InputError(f"{source} and {teacher_source} have different tokenizers: one cannot learn from the other.")
-
-
-def _faster_in_half(model: PreTrainedModel) -> bool:
-    """Time a layer's worth of matrix products both ways."""
-    width, device = shape_of(model).width, model.device
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    x, weight = torch.randn(512, width, device=device), torch.randn(4 * width, width, device=device)
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = x.to(dtype), weight.to(dtype)
-        times = []
-        for _ in range(8):
-            start = time.perf_counter()
-            a @ b.T
-            times.append(time.perf_counter() - start)
-        seconds.append(min(times))
-    return seconds[0] > FASTER * seconds[1]

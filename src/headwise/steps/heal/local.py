@@ -22,6 +22,7 @@ from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of
 from headwise.training.work import Work
 
 STAGE = "local"
+STEP = 512  # tokens
 ROUNDS = 2  # through all windows, for each layer
 SECONDS_BETWEEN = 15.0
 Progress = Callable[[int, int, str], None]
@@ -33,6 +34,7 @@ def heal_locally(
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
     how: Healing,
+    half: bool,
     work: Work,
     progress: Progress,
 ) -> None:
@@ -41,6 +43,23 @@ def heal_locally(
     work.forget_after(STAGE, done)
     if weights:
         put_weights(student, weights)
+    with torch.autocast(student.device.type, torch.bfloat16, enabled=half, cache_enabled=False):  # weights change
+        _one_by_one(teacher, student, plan, batches, how, work, done, progress)
+    if done < len(plan.layers):
+        work.save(STAGE, len(plan.layers), trained_weights(student))
+
+
+def _one_by_one(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    plan: Plan,
+    batches: Sequence[dict[str, Tensor]],
+    how: Healing,
+    work: Work,
+    done: int,
+    progress: Progress,
+) -> None:
+    """Run both models layer by layer, and train what comes after the first ``done`` layers."""
     with torch.no_grad():
         before, now = Stream(teacher, batches), Stream(student, batches)
     saved = time.monotonic()
@@ -56,7 +75,9 @@ def heal_locally(
         if not change.dropped:
             j, own = next(sites)
             if i >= done:
-                wanted = given if site.stack.norm_behind else [b + a for b, a in zip(before.hidden, given, strict=True)]
+                wanted = given
+                if not site.stack.norm_behind:
+                    wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
                 error = _train(now, own, j, wanted, how)
                 if error is not None:
                     work.log(stage=STAGE, step=i + 1, layer=i, error_before=error[0], error_after=error[1])
@@ -66,8 +87,6 @@ def heal_locally(
         if i >= done and time.monotonic() - saved > SECONDS_BETWEEN:
             work.save(STAGE, i + 1, trained_weights(student))
             saved = time.monotonic()
-    if done < len(plan.layers):
-        work.save(STAGE, len(plan.layers), trained_weights(student))
 
 
 def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Healing) -> tuple[float, float] | None:
@@ -84,7 +103,8 @@ def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Heali
         found = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
             found = now.hidden[n] + found
-        energy = wanted[n].square().sum(-1).clamp(min=torch.finfo(found.dtype).tiny)
+        found = found.float()
+        energy = wanted[n].float().square().sum(-1).clamp(min=torch.finfo(found.dtype).tiny)
         error = ((found - wanted[n]).square().sum(-1) / energy).mean()
         error.backward()
         adam.step()

@@ -14,6 +14,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.texts import read_texts
 from headwise.records.errors import InputError
 from headwise.records.healing import Healing
+from headwise.training.order import shuffled
 
 MOST_HELD_OUT = 0.1  # of all windows
 
@@ -40,9 +41,7 @@ class Windows:
 
     def order(self, first: int, number: int, seed: int) -> Tensor:
         """Which rows are places ``first`` to ``first + number``: every round through all of them is shuffled anew."""
-        places = torch.arange(first, first + number)
-        rounds = {int(r): _shuffled(self.count, seed, int(r)) for r in (places // self.count).unique()}
-        return torch.stack([rounds[int(place) // self.count][int(place) % self.count] for place in places])
+        return shuffled(self.count, first, number, seed)
 
 
 def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: Path | None, how: Healing) -> Windows:
@@ -74,7 +73,3 @@ def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: 
 def _joined(found: Calibration) -> dict[str, Tensor]:
     names = found.batches[0].inputs
     return {name: torch.cat([batch.inputs[name] for batch in found.batches if batch.main]) for name in names}
-
-
-def _shuffled(count: int, seed: int, number: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + number))
