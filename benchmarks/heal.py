@@ -24,7 +24,7 @@ from compress import loss
 from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
-from headwise.families.sites import sites_of
+from headwise.families.shapes import shape_of
 from headwise.families.trainable import make_trainable
 from headwise.records.budget import Budget
 from headwise.records.healing import RATES, Healing
@@ -35,6 +35,7 @@ from headwise.steps.heal.windows import read_windows
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
+from headwise.training.processes import products_faster_in_half
 from headwise.training.work import Work
 
 CALIBRATION_TOKENS = 8192
@@ -59,11 +60,14 @@ def continued(source, texts, how, folder):
     """The dense model, its attention trained on the text itself: same tokens, the best by held-out loss."""
     model = open_model(source).float()
     windows = read_windows(model, source, texts, None, how)
-    make_trainable(model, "attention", range(len(sites_of(model))))
+    make_trainable(model, "attention", range(len(shape_of(model).layers)))
+
+    half = products_faster_in_half(shape_of(model).width, model.device)
 
     def next_token(wrapped, part):
         rows = windows.rows["input_ids"][windows.order(part * how.batch, how.batch, how.seed)]
-        return wrapped(rows, labels=rows, use_cache=False).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return wrapped(rows, labels=rows, use_cache=False).loss
 
     def judge(wrapped):
         return {"loss": loss(wrapped, windows.held_out["input_ids"])}

@@ -1,0 +1,169 @@
+"""Figure 2 of paper `allocation`: a 4-gram task on white noise, by head count, position encoding and norm.
+
+The figure counts "heads" without saying of what. Per group of the theory (four lags, so four groups that share 256
+dimensions) or in all: both are the same ordinary layer, read at 4H or at H heads, so one curve answers both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.papers.point import Point
+from headwise.papers.small import Heads, Positions, Shape, Small
+from headwise.papers.training import fit, seeded
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+from headwise.theory.tradeoff import split_heads
+
+WIDTH, TOKEN_DIM, LAGS = 256, 8, 4
+PUBLISHED = {1: 0.3197, 2: 0.3174, 4: 0.1129, 8: 0.0167, 16: 0.0234, 32: 0.0559}
+ARMS: dict[str, tuple[Positions, bool, float]] = {
+    "relative": ("relative", False, 0.0),
+    "relative, dropout": ("relative", False, 0.1),
+    "relative, q/k norm": ("relative", True, 0.0),
+    "sinusoidal": ("sinusoidal", False, 0.0),
+    "sinusoidal, q/k norm": ("sinusoidal", True, 0.0),
+    "learned": ("learned", False, 0.0),
+    "alibi": ("alibi", False, 0.0),
+}
+UPTURN = 1.1
+VALIDATION = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Total heads that share 256 dimensions, and how positions are told."""
+
+    arm: str
+    heads: int
+    seed: int = 0
+    length: int = 16
+    batch: int = 32
+    steps: int = 1200
+
+    @classmethod
+    def grid(cls, size: str, seeds: int | None) -> list[Settings]:
+        """Full: every arm at 1 to 128 heads. Quick: learned relative positions at 1, 4 and 32 heads."""
+        if size == "quick":
+            return [cls("relative", heads, 0, 12, 16, 300) for heads in (1, 4, 32)]
+        cells = [
+            (arm, heads, seed) for arm in ARMS for heads in (128, 64, 32, 16, 8, 4, 2, 1) for seed in range(seeds or 2)
+        ]
+        return [cls(*cell) for cell in cells]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Validation and last training MSE of ``y_t = sum_i rho_i x_{t-i}``, whose variance is 1; spread of logits."""
+    positions, norm, dropout = ARMS[settings.arm]
+    shape = Shape(
+        WIDTH,
+        (Heads.square(settings.heads, WIDTH),),
+        0,
+        settings.length,
+        True,
+        positions,
+        norm=False,
+        qk_norm=norm,
+        dropout=dropout,
+    )
+    model = seeded(settings.seed, lambda: Small(shape, nn.Linear(TOKEN_DIM, WIDTH), TOKEN_DIM))
+    task = seeded(settings.seed + 1, lambda: Grams(LAGS))
+
+    def batch(generator: torch.Generator, count: int = settings.batch) -> tuple[Tensor, Tensor]:
+        x_BTd = torch.randn(count, settings.length, TOKEN_DIM, generator=generator)
+        return x_BTd, task(x_BTd)
+
+    losses = fit(model, batch, _error, steps=settings.steps, rate=1e-3, seed=settings.seed)
+    x_BTd, y_BTd = batch(torch.Generator().manual_seed(10_000 + settings.seed), VALIDATION)
+    with torch.no_grad():
+        attention, (x_in,) = model.attentions()[0], model.attention_inputs(x_BTd[:32])
+        last_BHT = attention.logits(*attention.queries_and_keys(x_in))[:, :, -1]
+        return {
+            "validation": float(_error(model(x_BTd), y_BTd)),
+            "training": float(np.mean(losses[-50:])),
+            "logit_std": float(last_BHT.std(-1).mean()),
+        }
+
+
+class Grams(nn.Module):
+    """``y_t = sum_i rho_i x_{t-i}`` for lags 1 to ``lags``, with random orthogonal rho_i of equal norm."""
+
+    def __init__(self, lags: int) -> None:
+        super().__init__()
+        rho = torch.stack([torch.linalg.qr(torch.randn(TOKEN_DIM, TOKEN_DIM))[0] for _ in range(lags)])
+        self.register_buffer("rho", rho / lags**0.5)
+
+    def forward(self, x_BTd: Tensor) -> Tensor:
+        """Answers for every token; those before the first count as 0."""
+        y_BTd = torch.zeros_like(x_BTd)
+        for lag, rho in enumerate(self.get_buffer("rho"), start=1):
+            y_BTd[:, lag:] += x_BTd[:, :-lag] @ rho.T
+        return y_BTd
+
+
+def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
+    """Whether the error falls steeply with heads, and whether it turns up again, in each arm."""
+    curves = _curves(points)
+    falls, turns, shown = [], [], []
+    for arm, curve in curves.items():
+        best, most = min(curve, key=curve.__getitem__), max(curve)
+        falls.append(curve[1] / curve[best])
+        turns.append(curve[most] > UPTURN * curve[best])
+        shown.append(f"{arm}: {curve[1]:.3f} at 1 head, best {curve[best]:.4f} at {best}, {curve[most]:.4f} at {most}")
+    steep = [fall > 2 for fall in falls]  # noqa: PLR2004
+    rule = {h: split_heads(h, WIDTH // h, TOKEN_DIM, [1.0] * LAGS).error for h in next(iter(curves.values()))}
+    predicted = min(rule, key=rule.__getitem__)
+    bests = [min(curve, key=curve.__getitem__) for curve in curves.values()]
+    near = sum(best in {predicted // 2, predicted, 2 * predicted} for best in bests)
+    return [
+        Verdict(
+            "gram-drop",
+            HELD if all(steep) else CONDITIONAL if any(steep) else FAILED,
+            "; ".join(shown),
+            f"more than halved in {sum(steep)} of {len(steep)} arms",
+        ),
+        Verdict(
+            "gram-upturn",
+            HELD if all(turns) else CONDITIONAL if any(turns) else FAILED,
+            f"error rises by more than 10 % beyond the best head count in {sum(turns)} of {len(turns)} arms: "
+            + (", ".join(arm for arm, turn in zip(curves, turns) if turn) or "none"),
+            "any layer of 4 or more heads can represent the task, so an upturn is a matter of training",
+        ),
+        Verdict(
+            "gram-prediction",
+            HELD if near == len(bests) else CONDITIONAL if near else FAILED,
+            f"Problem (5) says {predicted} heads in all; best here: "
+            + ", ".join(f"{best} ({arm})" for arm, best in zip(curves, bests)),
+            "read per group the paper's best, 8 heads, is these 32; read in all it contradicts its rule",
+        ),
+    ]
+
+
+def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
+    """Validation error over all heads, the figure in both readings."""
+    lines = [
+        Line(arm, tuple(map(float, sorted(curve))), tuple(curve[h] for h in sorted(curve)))
+        for arm, curve in _curves(points).items()
+    ]
+    paper = tuple(PUBLISHED.values())
+    lines += [
+        Line("heads in all, paper", tuple(map(float, PUBLISHED)), paper, True),
+        Line("heads per group, paper", tuple(4.0 * heads for heads in PUBLISHED), paper, True),
+    ]
+    return [Chart("Figure 2: 4-gram task", "heads in all", "validation MSE", tuple(lines), True, True)]
+
+
+def _curves(points: Sequence[Point[Settings]]) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, list[float]]] = {}
+    for settings, outcome in points:
+        found.setdefault(settings.arm, {}).setdefault(settings.heads, []).append(outcome["validation"])
+    return {arm: {heads: float(np.mean(values)) for heads, values in row.items()} for arm, row in found.items()}
+
+
+def _error(answers_BTd: Tensor, targets_BTd: Tensor) -> Tensor:
+    return (answers_BTd - targets_BTd)[:, LAGS:].square().mean()

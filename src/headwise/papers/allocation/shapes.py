@@ -1,0 +1,116 @@
+"""Figure 5 of paper `allocation`: small language models with narrower or with fewer heads, at equal parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwise.papers.language import Reading, language_model, validation_loss
+from headwise.papers.point import Point
+from headwise.papers.small import Heads, Shape, parameters
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+
+WIDTH, HEADS = 96, 8
+NOISE = 0.005  # nats; assumed, not measured
+WAYS = ("whole", "narrow heads", "few heads", "narrow later", "few later")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A way to save ``1 - 1/saved`` of the attention's parameters."""
+
+    way: str
+    saved: int
+    qk_norm: bool
+    seed: int
+    layers: int = 6
+    length: int = 128
+    steps: int = 1500
+
+    @classmethod
+    def grid(cls, size: str, seeds: int | None) -> list[Settings]:
+        """Half and a quarter of the attention, every way, with and without a q/k norm; quick: a quarter, briefly."""
+        if size == "quick":
+            ways = ("whole", "narrow heads", "few heads")
+            return [cls(way, 4, False, 0, 3, 64, 80) for way in ways]
+        left_out = {("whole", 2), ("few later", 4)}  # the same as with 4; not to be had at equal parameters
+        cells = [(way, saved, False) for saved in (2, 4) for way in WAYS if (way, saved) not in left_out]
+        cells += [(way, 4, True) for way in ("whole", "narrow heads", "few heads")]
+        return [cls(*cell, seed) for cell in cells for seed in range(seeds or 2)]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Validation loss after training from scratch."""
+    shape = Shape(WIDTH, _layers(settings), 4 * WIDTH, settings.length, True, qk_norm=settings.qk_norm)
+    reading = Reading(settings.length, 2048 // settings.length, settings.steps)
+    model = language_model(shape, reading, settings.seed)
+    return {"loss": validation_loss(model, settings.length), "parameters": parameters(model)}
+
+
+def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
+    """Narrow heads against few heads, then layer-dependent against uniform."""
+    loss = _mean(points)
+    verdicts = [_compare("dim-or-count", loss, "narrow heads", "few heads")]
+    if any(way == "narrow later" for way, *_ in loss):
+        verdicts.append(_compare("later-or-uniform", loss, "narrow later", "narrow heads"))
+    return verdicts
+
+
+def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
+    """Loss over the share of the attention that is left."""
+    loss = _mean(points)
+    lines = []
+    for way in WAYS[1:]:
+        found = sorted((1 / saved, value) for (name, saved, norm), value in loss.items() if name == way and not norm)
+        if found:
+            whole = loss["whole", 4, False]
+            lines.append(Line(way, (*(x for x, _ in found), 1.0), (*(y for _, y in found), whole)))
+    return [Chart("Trained from scratch", "share of attention parameters", "nats per character", tuple(lines))]
+
+
+def _layers(settings: Settings) -> tuple[Heads, ...]:
+    """Attention of each layer: the same total of parameters for all ways of one saving."""
+    dim, count = WIDTH // HEADS, settings.layers
+    if settings.way == "whole":
+        return (Heads(HEADS, dim, dim),) * count
+    if settings.way == "narrow heads":
+        return (Heads(HEADS, dim // settings.saved, dim // settings.saved),) * count
+    if settings.way == "few heads":
+        return (Heads(HEADS // settings.saved, dim, dim),) * count
+    first = count // 3 if settings.saved == 2 else max(1, count // 6)  # noqa: PLR2004
+    budget = count * HEADS // settings.saved  # in heads of full width
+    left = budget - first * HEADS
+    later = _spread(left * dim // HEADS if settings.way == "narrow later" else left, count - first)
+    made = [Heads(HEADS, n, n) if settings.way == "narrow later" else Heads(n, dim, dim) for n in later]
+    return (*(Heads(HEADS, dim, dim),) * first, *made)
+
+
+def _spread(total: int, parts: int) -> list[int]:
+    """``total`` in nearly equal parts, at least 1, larger ones first."""
+    return [max(1, (total + parts - 1 - index) // parts) for index in range(parts)]
+
+
+def _compare(claim: str, loss: dict[tuple[str, int, bool], float], first: str, second: str) -> Verdict:
+    gains = {
+        (saved, norm): loss[second, saved, norm] - value
+        for (way, saved, norm), value in loss.items()
+        if way == first and (second, saved, norm) in loss
+    }
+    wins = sum(gain > NOISE for gain in gains.values())
+    losses = sum(gain < -NOISE for gain in gains.values())
+    status = HELD if wins == len(gains) else FAILED if not wins or losses == len(gains) else CONDITIONAL
+    shown = ", ".join(
+        f"1/{saved} left{', q/k norm' * norm}: {loss[first, saved, norm]:.3f} against {loss[second, saved, norm]:.3f}"
+        for saved, norm in gains
+    )
+    return Verdict(claim, status, f"{first} against {second}, nats: {shown}", f"better in {wins} of {len(gains)}")
+
+
+def _mean(points: Sequence[Point[Settings]]) -> dict[tuple[str, int, bool], float]:
+    found: dict[tuple[str, int, bool], list[float]] = {}
+    for settings, outcome in points:
+        found.setdefault((settings.way, settings.saved, settings.qk_norm), []).append(outcome["loss"])
+    return {key: float(np.mean(values)) for key, values in found.items()}

@@ -1,0 +1,259 @@
+"""More heads, fewer layers, trained: images, text, ListOps, with the controls that reviewers of paper `depth` missed.
+
+All arms of one data set share a residual width. Beside the baseline and the lean models stand: the same depth with more
+heads, half the depth with the heads of before, and lean models with the parameters or the work of the baseline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.linalg.ranks import gram_singular_values
+from headwise.papers.data import SYMBOLS, Labelled, batches, digits, patches
+from headwise.papers.depth.listops import WORDS, listops
+from headwise.papers.language import Reading, held_out, teach, validation_loss
+from headwise.papers.point import Point
+from headwise.papers.small import Classifier, Shape, Small, parameters, uniform
+from headwise.papers.training import fit, seeded
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+from headwise.theory.lean_depth import Stack, lean
+
+ARMS = ("baseline", "more heads", "wider heads", "shallow", "lean", "lean wide", "lean equal size", "lean equal work")
+BASE = {
+    "images": Stack(layers=4, width=64, heads=4, head_dim=16, mlp=128),
+    "text": Stack(layers=6, width=96, heads=4, head_dim=24, mlp=384),
+    "listops": Stack(layers=4, width=64, heads=4, head_dim=16, mlp=128),
+}
+STEPS = {"images": 800, "text": 1200, "listops": 2500}
+QUICK_STEPS = 100
+PATCH, LISTOPS, LONGEST = 2, 20_000, 48
+READING = (128, 8)
+LOOKED_AT = 8
+SINGULAR = 1e-8
+NOISE = {"images": 0.01, "text": 0.005, "listops": 0.01}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Data, arm, seed and the steps of the baseline."""
+
+    data: str
+    arm: str
+    seed: int
+    steps: int
+
+    @classmethod
+    def grid(cls, size: str, seeds: int | None) -> list[Settings]:
+        """Every arm on all data with 3 seeds; quick: baseline, shallow and lean on images, briefly."""
+        if size == "quick":
+            arms = ("baseline", "shallow", "lean")
+            return [cls("images", arm, seed, QUICK_STEPS) for arm in arms for seed in range(seeds or 1)]
+        cells = [
+            (data, arm, seed) for data in ("text", "listops", "images") for arm in ARMS for seed in range(seeds or 3)
+        ]
+        return [cls(*cell, STEPS[cell[0]]) for cell in cells]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Score on held-out data, training loss, parameters, seconds, and conditioning before and after."""
+    stack, steps = arm(settings.data, settings.arm, settings.steps)
+    sizes = uniform(stack.layers, stack.heads, stack.head_dim, stack.head_dim)
+    work = Text() if settings.data == "text" else Labels(settings.data)
+    shape = Shape(stack.width, sizes, stack.mlp, work.tokens, settings.data == "text")
+    model = seeded(settings.seed, lambda: work.build(shape))
+    before = _conditions(model, work.examples())
+    start = time.process_time()
+    losses = work.train(model, steps, settings.seed)
+    seconds = time.process_time() - start
+    return {
+        "score": work.score(model),
+        "training": float(np.mean(losses[-50:])),
+        "parameters": parameters(model),
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "before": before,
+        "after": _conditions(model, work.examples()),
+    }
+
+
+def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
+    """The shape of an arm and how long it is trained."""
+    base = BASE[data]
+    if name == "baseline":
+        return base, steps
+    depth = 1.0 if name in {"more heads", "wider heads"} else 0.5
+    heads = 1 if name == "shallow" else 2
+    made = lean(base, more_heads=heads, keep_layers=depth, keep="head_dim" if "wide" in name else "width")
+    if name == "lean equal size":
+        spare = (base.weights - made.weights) // (2 * made.width * made.layers)
+        return replace(made, mlp=made.mlp + spare), steps
+    if name == "lean equal work":
+        return made, round(steps * base.weights / made.weights)
+    return made, steps
+
+
+class Text:
+    """Characters of headwise's texts; the score is minus the loss."""
+
+    tokens = READING[0]
+
+    def build(self, shape: Shape) -> nn.Module:
+        """A language model."""
+        return Small(shape, nn.Embedding(SYMBOLS, shape.width), SYMBOLS)
+
+    def train(self, model: nn.Module, steps: int, seed: int) -> list[float]:
+        """Losses of a training."""
+        return teach(model, Reading(*READING, steps), seed)
+
+    def score(self, model: nn.Module) -> float:
+        """Minus nats per held-out character."""
+        return -validation_loss(model, READING[0])
+
+    def examples(self) -> Tensor:
+        """Inputs to look at."""
+        return held_out(READING[0], LOOKED_AT)[0]
+
+
+class Labels:
+    """Digits or ListOps; the score is held-out accuracy."""
+
+    def __init__(self, name: str) -> None:
+        images = name == "images"
+        found = digits() if images else listops(LISTOPS, LONGEST)
+        self.data = Labelled(patches(found.inputs, PATCH), found.labels, found.train) if images else found
+        self.tokens, self.words = self.data.inputs.shape[1], 0 if images else WORDS
+
+    def build(self, shape: Shape) -> nn.Module:
+        """A classifier of ten labels."""
+        reads = nn.Embedding(self.words, shape.width) if self.words else nn.Linear(PATCH**2, shape.width)
+        return Classifier(shape, reads, 10)
+
+    def train(self, model: nn.Module, steps: int, seed: int) -> list[float]:
+        """Losses of a training."""
+        return fit(model, batches(self.data, 32), F.cross_entropy, steps=steps, rate=1e-3, seed=seed, decay=0.01)
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> float:
+        """Held-out accuracy."""
+        data = self.data
+        answers = torch.cat([model(part).argmax(1) for part in data.inputs[data.train :].split(100)])
+        return float((answers == data.labels[data.train :]).float().mean())
+
+    def examples(self) -> Tensor:
+        """Inputs to look at."""
+        return self.data.inputs[-LOOKED_AT:]
+
+
+def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
+    """Lean against baseline; what heads add to a shallow model; equal size and work; conditioning and loss."""
+    scores, facts = _table(points)
+    verdicts = []
+    for data, row in scores.items():
+        gap = row["lean"] - row["baseline"]
+        status = HELD if gap >= -NOISE[data] else FAILED
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in row.items())
+        sizes = ", ".join(f"{name} {facts[data][name]['parameters'] / 1000:.0f}k" for name in row)
+        verdicts.append(Verdict(f"lean-{data}", status, f"{_kind(data)}: {listed}", f"parameters: {sizes}"))
+    gains = {data: row["lean"] - row["shallow"] for data, row in scores.items()}
+    more = {data: row["more heads"] - row["baseline"] for data, row in scores.items() if "more heads" in row}
+    wins = sum(gain > NOISE[data] for data, gain in gains.items())
+    verdicts.append(
+        Verdict(
+            "heads-pay",
+            HELD if wins == len(gains) else CONDITIONAL if wins else FAILED,
+            "twice the heads at half depth add " + ", ".join(f"{data} {gain:+.3f}" for data, gain in gains.items()),
+            "at full depth " + (", ".join(f"{data} {gain:+.3f}" for data, gain in more.items()) or "not run"),
+        )
+    )
+    return [*verdicts, *_controls(scores, facts), _conditioning(points)]
+
+
+def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
+    """Scores over parameters, one dot for each arm."""
+    scores, facts = _table(points)
+    return [
+        Chart(
+            f"Lean against baseline: {data}",
+            "parameters",
+            _kind(data),
+            tuple(Line(name, (facts[data][name]["parameters"],), (value,)) for name, value in row.items()),
+        )
+        for data, row in scores.items()
+    ]
+
+
+def _controls(scores: dict[str, dict[str, float]], facts: dict[str, Any]) -> list[Verdict]:
+    verdicts = []
+    for claim, name in (("equal-size", "lean equal size"), ("equal-work", "lean equal work")):
+        gaps = {data: row[name] - row["baseline"] for data, row in scores.items() if name in row}
+        if not gaps:
+            continue
+        wins = sum(gap >= -NOISE[data] for data, gap in gaps.items())
+        times = ", ".join(
+            f"{data} {facts[data][name]['seconds'] / facts[data]['baseline']['seconds']:.2f}" for data in gaps
+        )
+        verdicts.append(
+            Verdict(
+                claim,
+                HELD if wins == len(gaps) else CONDITIONAL if wins else FAILED,
+                "against the baseline " + ", ".join(f"{data} {gap:+.3f}" for data, gap in gaps.items()),
+                f"time against the baseline {times}",
+            )
+        )
+    return verdicts
+
+
+def _conditioning(points: Sequence[Point[Settings]]) -> Verdict:
+    """Whether more heads condition trained models better too, and whether that goes with a lower loss."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for settings, found in points:
+        cell = (float(np.mean(found["before"])), float(np.mean(found["after"])), found["training"])
+        rows.setdefault((settings.data, settings.arm), []).append(cell)
+    mean = {key: np.mean(cells, axis=0) for key, cells in rows.items()}
+    pairs = [(data, mean[data, "shallow"], mean[data, "lean"]) for data in dict.fromkeys(data for data, _ in mean)]
+    better = sum(lean_[1] < shallow[1] for _, shallow, lean_ in pairs)
+    faster = sum(lean_[2] < shallow[2] for _, shallow, lean_ in pairs)
+    shown = "; ".join(
+        f"{data}: {s[0]:.1f} -> {x[0]:.1f} at the start, {s[1]:.1f} -> {x[1]:.1f} after, loss {s[2]:.3f} -> {x[2]:.3f}"
+        for data, s, x in pairs
+    )
+    status = HELD if better == faster == len(pairs) else CONDITIONAL if better else FAILED
+    return Verdict(
+        "conditioning",
+        status,
+        f"twice the heads, log10 of the condition number: {shown}",
+        f"better conditioned after training in {better} of {len(pairs)}, lower training loss in {faster}",
+    )
+
+
+@torch.no_grad()
+def _conditions(model: nn.Module, inputs: Tensor) -> list[float]:
+    """For each layer the median log10 of the condition number of its heads' outputs side by side."""
+    body = cast("Small", model.body if isinstance(model, Classifier) else model)
+    found = []
+    for attention, x_BTD in zip(body.attentions(), body.attention_inputs(inputs)):
+        s = gram_singular_values(attention.heads(x_BTD))
+        worst = s[:, 0] / s[:, -1].clamp(min=SINGULAR * s[:, 0])
+        found.append(float(worst.log10().median()))
+    return found
+
+
+def _table(points: Sequence[Point[Settings]]) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    scores: dict[str, dict[str, list[float]]] = {}
+    facts: dict[str, Any] = {}
+    for settings, found in points:
+        scores.setdefault(settings.data, {}).setdefault(settings.arm, []).append(found["score"])
+        facts.setdefault(settings.data, {})[settings.arm] = found
+    return {d: {name: float(np.mean(v)) for name, v in row.items()} for d, row in scores.items()}, facts
+
+
+def _kind(data: str) -> str:
+    return "minus nats per character" if data == "text" else "held-out accuracy"

@@ -1,0 +1,123 @@
+"""Runs grids of settings: what is finished is never run again, the rest side by side, here or on Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.papers.catalogue import module_of
+from headwise.papers.point import Point
+from headwise.records.errors import InputError
+from headwise.records.papers import Findings, Outcome, outcome_path
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One setting of one experiment, as plain data."""
+
+    paper: str
+    experiment: str
+    settings: Mapping[str, Any]
+
+    def path(self, folder: Path) -> Path:
+        """Its file."""
+        return outcome_path(folder, self.paper, self.experiment, self.settings)
+
+
+def run_grids(
+    chosen: Sequence[tuple[str, str]],
+    folder: Path,
+    *,
+    size: str,
+    seeds: int | None = None,
+    on_ray: bool = False,
+    progress: Progress,
+) -> list[Findings]:
+    """Run what is left of the ``chosen`` experiments (paper, experiment), then check each; files go to ``folder``."""
+    grids = {names: module_of(*names).Settings.grid(size, seeds) for names in chosen}
+    jobs = [Job(*names, asdict(settings)) for names, grid in grids.items() for settings in grid]
+    left = [job for job in jobs if not job.path(folder).is_file()]
+    done = len(jobs) - len(left)
+    progress(done, len(jobs), "papers")
+    for outcome in (_on_ray if on_ray else _on_cores)(left):
+        outcome.save(folder)
+        done += 1
+        progress(done, len(jobs), f"{outcome.paper}/{outcome.experiment}")
+    return [_check(*names, grid, folder, size) for names, grid in grids.items()]
+
+
+def measure(job: Job) -> Outcome:
+    """Run one setting in one thread."""
+    torch.set_num_threads(1)
+    module = module_of(job.paper, job.experiment)
+    start = time.process_time()
+    found = module.run(module.Settings(**job.settings))
+    versions = {"headwise": version("headwise"), "torch": torch.__version__, "python": platform.python_version()}
+    return Outcome(job.paper, job.experiment, job.settings, found, round(time.process_time() - start, 3), versions)
+
+
+def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
+    if not jobs:
+        return
+    cores = min(len(jobs), os.cpu_count() or 1)
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = [pool.submit(measure, job) for job in jobs]
+        try:
+            for each in as_completed(running):
+                yield each.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
+
+
+def _on_ray(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
+    try:
+        import ray  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise InputError('Ray is not installed: pip install "headwise[ray]", or leave out --on ray.') from None
+    if not jobs:
+        return
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    remote = ray.remote(num_cpus=1)(measure)
+    waiting = [remote.remote(job) for job in jobs]
+    while waiting:
+        ready, waiting = ray.wait(waiting)
+        yield from ray.get(ready)
+
+
+def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
+    module = module_of(paper, experiment)
+    outcomes = [Outcome.load(Job(paper, experiment, asdict(settings)).path(folder)) for settings in grid]
+    points = [Point(settings, outcome.found) for settings, outcome in zip(grid, outcomes, strict=True)]
+    findings = Findings(
+        paper,
+        experiment,
+        size,
+        len(grid),
+        _seeds(grid),
+        round(sum(outcome.seconds for outcome in outcomes), 1),
+        tuple(module.check(points)),
+        tuple(module.draw(points)),
+    )
+    findings.save(folder)
+    return findings
+
+
+def _seeds(grid: Sequence[Any]) -> int:
+    """How many seeds a grid has: inside its settings, or as settings of their own."""
+    inside = max(getattr(settings, "seeds", 1) for settings in grid)
+    return max(inside, len({getattr(settings, "seed", 0) for settings in grid}))

@@ -1,0 +1,157 @@
+"""A stand-in for the text retrieval of paper `heads`: which of T passages continues the one that asks?
+
+Passages are headwise's own texts and Python's manual; as in the paper a frozen embedding is projected to 32 dimensions
+per head and a two-layer encoder reads query and candidates together. The control keeps the total width instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.papers.data import passages
+from headwise.papers.point import Point
+from headwise.papers.small import Heads, Shape, Small, parameters
+from headwise.papers.training import fit, seeded
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+from headwise.theory.intrinsic_dimension import fit_scaling_law
+
+WORDS, WIDTH = 12, 96
+LAYERS, HEAD_DIM = 2, 32
+HELD_OUT = 1000
+BATCH = 32
+SOFTENINGS = tuple(np.arange(0.05, 1.01, 0.05))
+CONTROL_WIDTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Heads and candidates; the control shares 128 dimensions among its heads."""
+
+    heads: int
+    candidates: int
+    control: bool
+    seed: int = 0
+    queries: int = 2000
+    steps: int = 2000
+
+    @classmethod
+    def grid(cls, size: str, seeds: int | None) -> list[Settings]:
+        """Heads 1 to 8 with 8 to 32 candidates; quick: two head counts and lengths, fewer queries."""
+        if size == "quick":
+            return [cls(h, T, False, 0, 400, 150) for h in (1, 4) for T in (8, 16)]
+        cells = [(h, T, control) for T in (32, 16, 8) for control in (False, True) for h in (1, 2, 4, 8)]
+        return [cls(*cell, seed=seed) for cell in cells for seed in range(seeds or 2)]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Top-1 accuracy on training and held-out queries."""
+    found, T = passages(WORDS, WIDTH), settings.candidates
+    width = CONTROL_WIDTH if settings.control else HEAD_DIM * settings.heads
+    shape = Shape(width, (Heads.square(settings.heads, width),) * LAYERS, 2 * width, T + 1, False, "none")
+    model = seeded(settings.seed, lambda: Small(shape, nn.Linear(WIDTH, width), 1))
+    asks = torch.randperm(len(found) - 1, generator=torch.Generator().manual_seed(1))
+    train, held = asks[: settings.queries], asks[-HELD_OUT:]
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = train[torch.randint(len(train), (BATCH,), generator=generator)]
+        return _packed(found, chosen, T)
+
+    def loss(answers_BT1: Tensor, places_B: Tensor) -> Tensor:
+        return F.cross_entropy(answers_BT1[:, 1:, 0], places_B)
+
+    fit(model, batch, loss, steps=settings.steps, rate=1e-3, seed=settings.seed)
+    scores = {name: _accuracy(model, found, ids[:HELD_OUT], T) for name, ids in (("train", train), ("held_out", held))}
+    return {**scores, "parameters": parameters(model)}
+
+
+def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
+    """More heads raise training accuracy, more candidates lower it, held-out accuracy hardly moves; the control."""
+    plain = _mean(points, "train", False)
+    heads = sorted({h for h, _ in plain})
+    lengths = sorted({T for _, T in plain})
+    rises = [plain[heads[-1], T] - plain[heads[0], T] for T in lengths]
+    falls = [plain[h, lengths[-1]] <= plain[h, lengths[0]] for h in heads]
+    status = HELD if min(rises) > 0 and all(falls) else CONDITIONAL if max(rises) > 0 else FAILED
+    shown = ", ".join(f"T={T}: {plain[heads[0], T]:.2f} -> {plain[heads[-1], T]:.2f}" for T in lengths)
+    verdicts = [Verdict("text", status, f"training accuracy, {heads[0]} -> {heads[-1]} heads: {shown}")]
+    control = _mean(points, "train", True)
+    if not control:
+        return verdicts
+    held = _mean(points, "held_out", False)
+    gains = [control[heads[-1], T] - control[heads[0], T] for T in lengths]
+    errors = [max(1 - plain[h, T], 1e-3) for h in heads for T in lengths]
+    law = fit_scaling_law([h for h in heads for _ in lengths], lengths * len(heads), errors, SOFTENINGS)
+    return [
+        *verdicts,
+        Verdict(
+            "text-width",
+            HELD if max(gains) < max(rises) / 2 else CONDITIONAL,
+            f"training accuracy gained: {np.mean(rises):.2f} as in the paper, {np.mean(gains):.2f} at one width",
+            f"held-out: {', '.join(f'T={T}: {held[heads[0], T]:.2f} -> {held[heads[-1], T]:.2f}' for T in lengths)}",
+        ),
+        Verdict(
+            "text-law",
+            HELD if law.head_rate < 0 else FAILED,
+            f"fit: rate {law.head_rate:.2f}, softening {law.softening:.2f}, power of T {law.length_power:.2f}",
+            "other data: only signs can be compared",
+        ),
+    ]
+
+
+def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
+    """Training and held-out accuracy over heads."""
+    charts = []
+    for control, name in ((False, "32 dimensions per head"), (True, f"{CONTROL_WIDTH} dimensions in all")):
+        lines = []
+        for kind in ("train", "held_out"):
+            found = _mean(points, kind, control)
+            for T in sorted({T for _, T in found}):
+                heads = sorted(h for h, tokens in found if tokens == T)
+                label = f"{kind.replace('_', ' ')}, T={T}"
+                lines.append(Line(label, tuple(map(float, heads)), tuple(found[h, T] for h in heads)))
+        if lines:
+            charts.append(Chart(f"Text retrieval, {name}", "heads", "top-1 accuracy", tuple(lines), True))
+    return charts
+
+
+def _packed(found: Tensor, asks_B: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """The passage that asks, then its continuation hidden among others; where the continuation is.
+
+    A query always has the same other candidates.
+    """
+    others, places = _hidden(len(found), candidates)
+    chosen, places_B = others[asks_B].clone(), places[asks_B]
+    chosen[torch.arange(len(asks_B)), places_B] = asks_B + 1
+    return found[torch.cat([asks_B[:, None], chosen], dim=1)], places_B
+
+
+@cache
+def _hidden(count: int, candidates: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    others = torch.randint(count, (count, candidates), generator=generator)
+    return others, torch.randint(candidates, (count,), generator=generator)
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, found: Tensor, asks: Tensor, candidates: int) -> float:
+    right = 0
+    for part in asks.split(100):
+        inputs, places = _packed(found, part, candidates)
+        right += int((model(inputs)[:, 1:, 0].argmax(1) == places).sum())
+    return right / len(asks)
+
+
+def _mean(points: Sequence[Point[Settings]], kind: str, control: bool) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], list[float]] = {}
+    for settings, outcome in points:
+        if settings.control == control:
+            found.setdefault((settings.heads, settings.candidates), []).append(outcome[kind])
+    return {key: float(np.mean(values)) for key, values in found.items()}

@@ -1,0 +1,60 @@
+"""Small classifiers of pixels and of characters, and the ranks of their first attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.linalg.ranks import gram_singular_values, hard_rank, numerical_rank
+from headwise.papers.data import SYMBOLS, Labelled, batches, chapters, digits
+from headwise.papers.small import Classifier, Heads, Shape
+from headwise.papers.training import fit, seeded
+
+WIDTH, HEADS, BATCH = 48, 2, 64
+LABELS, LENGTH = 8, 64
+RELATIVE = 1e-2
+LOOKED_AT = 64
+
+
+def train_classifier(data: str, sizes: Heads, seed: int, steps: int) -> dict[str, Any]:
+    """Accuracy and loss of a two-layer classifier, and rank over n of its first layer before and after."""
+    found = _data(data)
+    shape = Shape(WIDTH, (sizes,) * 2, 2 * WIDTH, found.inputs.shape[1], False)
+    reads = (lambda: nn.Linear(1, WIDTH)) if data == "digits" else (lambda: nn.Embedding(SYMBOLS, WIDTH))
+    labels = int(found.labels.max()) + 1
+    model = seeded(seed, lambda: Classifier(shape, reads(), labels))
+    before = _ranks(model, found)
+    fit(model, batches(found, BATCH), F.cross_entropy, steps=steps, rate=2e-3, seed=seed)
+    with torch.no_grad():
+        logits = torch.cat([model(part) for part in found.inputs.split(BATCH)])
+    right = (logits.argmax(1) == found.labels).float()
+    losses = F.cross_entropy(logits, found.labels, reduction="none")
+    return {
+        "train": float(right[: found.train].mean()),
+        "held_out": float(right[found.train :].mean()),
+        "train_loss": float(losses[: found.train].mean()),
+        "before": before,
+        "after": _ranks(model, found),
+    }
+
+
+def _data(name: str) -> Labelled:
+    if name == "chapters":
+        return chapters(LABELS, LENGTH, 300)
+    found = digits()
+    return Labelled(found.inputs.flatten(1)[..., None], found.labels, found.train)
+
+
+@torch.no_grad()
+def _ranks(model: Classifier, data: Labelled) -> dict[str, float]:
+    """Mean hard and numerical rank over n of the first layer's maps on held-out inputs."""
+    inputs = data.inputs[-LOOKED_AT:]
+    x_BTD: Tensor = model.body.attention_inputs(inputs)[0]
+    maps_BHTT = model.body.attentions()[0].weights(x_BTD)
+    n = maps_BHTT.shape[-1]
+    hard = hard_rank(maps_BHTT.argmax(-1), n).double().mean() / n
+    numerical = numerical_rank(gram_singular_values(maps_BHTT), RELATIVE).double().mean() / n
+    return {"hard": float(hard), "numerical": float(numerical)}

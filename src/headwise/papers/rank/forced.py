@@ -1,0 +1,88 @@
+"""A causal test: attention whose rank cannot exceed a limit. Does the plateau of the loss move with the limit?
+
+Maps go through ``rank`` learned agents, ``softmax(q a^T) softmax(a k^T)``, which bounds their rank at any head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwise.papers.point import Point
+from headwise.papers.rank.classify import HEADS, train_classifier
+from headwise.papers.small import Heads
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+
+V_DIM = 24
+FREE = 0
+NOTABLE = 0.1  # of the loss
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A limit on the rank (0: none) and a head width."""
+
+    limit: int
+    head_dim: int
+    seed: int = 0
+    steps: int = 1000
+
+    @classmethod
+    def grid(cls, size: str, seeds: int | None) -> list[Settings]:
+        """Limits 1 to 32 at three widths; quick: two limits, briefly."""
+        if size == "quick":
+            return [cls(limit, 8, 0, 150) for limit in (1, 8)]
+        cells = [(limit, width) for limit in (FREE, 1, 2, 4, 8, 16, 32) for width in (2, 8, 32)]
+        return [cls(*cell, seed) for cell in cells for seed in range(seeds or 3)]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Losses and accuracies on digits."""
+    sizes = Heads(HEADS, settings.head_dim, V_DIM, settings.limit)
+    return train_classifier("digits", sizes, settings.seed, settings.steps)
+
+
+def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
+    """How far the loss follows the limit, and how far the width at one limit."""
+    loss = _mean(points)
+    limits = sorted({limit for limit, _ in loss if limit != FREE})
+    widths = sorted({width for _, width in loss})
+    widest = widths[-1]
+    by_limit = [loss[limit, widest] for limit in limits]
+    moves = by_limit[0] > (1 + NOTABLE) * min(by_limit)
+    enough = next(limit for limit in limits if loss[limit, widest] <= (1 + NOTABLE) * min(by_limit))
+    by_width = {limit: loss[limit, widths[0]] / loss[limit, widest] for limit in limits}
+    return [
+        Verdict(
+            "forced",
+            HELD if moves and enough == limits[-1] else CONDITIONAL if moves else FAILED,
+            f"training loss at rank limit {'/'.join(map(str, limits))}, heads of {widest}: {_list(by_limit)}"
+            + (f"; without a limit {loss[FREE, widest]:.3f}" if (FREE, widest) in loss else ""),
+            f"a limit of {enough} of 64 is within {NOTABLE:.0%} of the best; width {widths[0]} against {widest} at one "
+            f"limit: {_list(list(by_width.values()))} times the loss",
+        )
+    ]
+
+
+def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
+    """Training loss over the limit."""
+    loss = _mean(points)
+    limits = sorted({limit for limit, _ in loss if limit != FREE})
+    widths = sorted({width for _, width in loss})
+    x = tuple(map(float, limits))
+    lines = [Line(f"heads of {width}", x, tuple(loss[limit, width] for limit in limits)) for width in widths]
+    return [Chart("Digits, attention of limited rank", "rank limit", "training loss", tuple(lines), True)]
+
+
+def _mean(points: Sequence[Point[Settings]]) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], list[float]] = {}
+    for settings, outcome in points:
+        found.setdefault((settings.limit, settings.head_dim), []).append(outcome["train_loss"])
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def _list(values: Sequence[float]) -> str:
+    return "/".join(f"{value:.3f}" for value in values)

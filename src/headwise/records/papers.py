@@ -1,0 +1,143 @@
+"""What a paper claims, what an experiment measured, and the verdict: files that a killed run leaves whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.records.files import Reader, read_record, write_record
+
+OUTCOME, FINDINGS, VERSION = "paper-outcome", "paper-findings", 1
+HELD, CONDITIONAL, FAILED = "held", "held under conditions", "not held"
+UNREACHED, OPEN = "out of reach here", "not run yet"
+DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing a paper says and the figure it gives; ``experiment`` decides it here, or ``reason`` says why none."""
+
+    name: str
+    says: str
+    figure: str
+    experiment: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a claim, the figure that decides, and the conditions."""
+
+    claim: str
+    status: str
+    figure: str
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of a chart; ``paper`` if its numbers are the paper's own."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    paper: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over one axis."""
+
+    title: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished setting of an experiment: what was set, what was found, how long it took, on which versions."""
+
+    paper: str
+    experiment: str
+    settings: Mapping[str, Any]
+    found: Mapping[str, Any]
+    seconds: float
+    versions: Mapping[str, str]
+
+    def save(self, folder: Path) -> None:
+        """Write it under ``folder``."""
+        path = outcome_path(folder, self.paper, self.experiment, self.settings)
+        write_record(path, OUTCOME, VERSION, asdict(self), indent=None)
+
+    @classmethod
+    def load(cls, path: Path) -> Outcome:
+        """Read it back."""
+        record = read_record(path, OUTCOME, VERSION)
+        return cls(
+            record.text("paper"),
+            record.text("experiment"),
+            record.mapping("settings"),
+            record.mapping("found"),
+            record.number("seconds"),
+            record.mapping("versions"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What all settings of one experiment say together."""
+
+    paper: str
+    experiment: str
+    size: str
+    settings: int
+    seeds: int
+    seconds: float
+    verdicts: tuple[Verdict, ...]
+    charts: tuple[Chart, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write it under ``folder``."""
+        path = folder / self.paper / f"{self.experiment}.{self.size}.json"
+        write_record(path, FINDINGS, VERSION, asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path, paper: str, experiment: str, sizes: Sequence[str]) -> Findings | None:
+        """Those of the first of ``sizes`` that was run, if any."""
+        for size in sizes:
+            path = folder / paper / f"{experiment}.{size}.json"
+            if path.is_file():
+                return cls._read(read_record(path, FINDINGS, VERSION))
+        return None
+
+    @classmethod
+    def _read(cls, record: Reader) -> Findings:
+        return cls(
+            record.text("paper"),
+            record.text("experiment"),
+            record.text("size"),
+            record.integer("settings"),
+            record.integer("seeds"),
+            record.number("seconds"),
+            tuple(Verdict(**row.content) for row in record.rows("verdicts")),
+            tuple(_chart(row) for row in record.rows("charts")),
+        )
+
+
+def outcome_path(folder: Path, paper: str, experiment: str, settings: Mapping[str, Any]) -> Path:
+    """Where the outcome of ``settings`` belongs: the same settings, the same file."""
+    text = json.dumps([paper, experiment, settings], sort_keys=True)
+    return folder / paper / experiment / f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.json"
+
+
+def _chart(row: Reader) -> Chart:
+    lines = [line.content for line in row.rows("lines")]
+    drawn = tuple(Line(line["name"], tuple(line["x"]), tuple(line["y"]), line["paper"]) for line in lines)
+    return Chart(row.text("title"), row.text("x"), row.text("y"), drawn, row.flag("log_x"), row.flag("log_y"))
