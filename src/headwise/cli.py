@@ -21,6 +21,7 @@ from headwise.records.errors import InputError
 
 if TYPE_CHECKING:
     from headwise.records.budget import Budget
+    from headwise.report.papers import Row
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,6 +51,28 @@ Fit = Annotated[
     str | None, typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        metavar="FILE",
+        help="Text in UTF-8, or .npz with pixel_values and labels for vit; may be given several times.",
+    ),
+]
+TrainTokens = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Tokens to learn from, as 20M; by default once through the data."),
+]
+Words = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Tokenizer to use; by default one is learnt from the data.")
+]
+TrainContext = Annotated[int | None, typer.Option(help="Tokens in a window; by default the plan's context.")]
+TrainBatch = Annotated[int, typer.Option(help="Windows (pictures) that one process takes at once.")]
+Accumulate = Annotated[int, typer.Option(help="Batches that make one step.")]
+TrainRate = Annotated[float | None, typer.Option(help="Learning rate; by default what suits the size.")]
+Tracker = Annotated[
+    str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
+]
+Evaluations = Annotated[int, typer.Option(help="Times to measure on held-out data.")]
 
 
 class Form(StrEnum):
@@ -100,6 +123,16 @@ class Precision(StrEnum):
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
+
+
+InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")]
+
+
+class Where(StrEnum):
+    """Where independent pieces of work run."""
+
+    local = "local"
+    ray = "ray"
 
 
 @app.callback(invoke_without_command=True)
@@ -379,13 +412,11 @@ def heal(
     hidden: Annotated[float, typer.Option(help="Weight of the error of hidden states in the loss.")] = 0.0,
     next_token: Annotated[float, typer.Option(help="Weight of the loss on the text itself.")] = 0.0,
     evaluations: Annotated[int, typer.Option(help="Times to measure on held-out text; the best is saved.")] = 10,
-    precision: Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")] = Precision.auto,
+    precision: InNumbers = Precision.auto,
     lean: Annotated[
         bool, typer.Option("--lean", help="Less memory, more time: blocks run again for their gradients.")
     ] = False,
-    log_with: Annotated[
-        str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
-    ] = None,
+    log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the order of windows.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -518,6 +549,188 @@ def design(
         typer.echo(f"\n{output}: {chosen.name}")
     if page is not None:
         typer.echo(f"{page}  <- open in a browser")
+
+
+@app.command()
+def train(
+    plan: Annotated[Path, typer.Option(help="Shape of the model, as design writes it.")],
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write; must not exist.")],
+    tokens: TrainTokens = None,
+    tokenizer: Words = None,
+    context: TrainContext = None,
+    batch: TrainBatch = 8,
+    accumulate: Accumulate = 1,
+    lr: TrainRate = None,
+    evaluations: Evaluations = 10,
+    precision: InNumbers = Precision.auto,
+    log_with: Tracker = None,
+    seed: Annotated[int, typer.Option(help="For the first weights and the order of windows.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model of a plan's shape from scratch. A rerun continues an interrupted one.
+
+    Several processes: torchrun --nproc-per-node 2 -m headwise train ...
+    """
+    with _importing():
+        from headwise.records.training import Training
+        from headwise.steps.train import train as run
+
+    how = Training(
+        tokens=None if tokens is None else _count(tokens),
+        rate=lr,
+        context=context,
+        batch=batch,
+        accumulate=accumulate,
+        evaluations=evaluations,
+        precision=precision.value,
+        seed=seed,
+    )
+    command = shlex.join(["headwise", *sys.argv[1:]])
+    with _progress() as progress:
+        found = run(
+            plan, data, output, tokenizer=tokenizer, how=how, track=log_with, command=command, progress=progress
+        )
+    if not found:
+        return
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in found["scores"].items())
+        typer.echo(
+            f"{output}: {found['class']}, {found['tokens']:,} tokens; on held-out data {scores}; reopened in a fresh "
+            "process with the same outputs."
+        )
+
+
+papers = typer.Typer(no_args_is_help=True, help="The claims of four papers, measured: which hold, which do not.")
+app.add_typer(papers, name="papers")
+PaperResults = Annotated[Path, typer.Option("-o", "--output", help="Folder of the results.")]
+PAPER_RESULTS = Path("results/papers")
+
+
+class Size(StrEnum):
+    """How much of a paper to run."""
+
+    quick = "quick"
+    full = "full"
+
+
+@papers.command("list")
+def list_papers(output: PaperResults = PAPER_RESULTS, as_json: AsJson = False) -> None:
+    """List every claim: what decides it, how long that took and the last verdict."""
+    from headwise.report.papers import print_claims
+
+    rows = _claims(output)
+    if as_json:
+        typer.echo(json.dumps([{"paper": row.paper, **asdict(row.claim), **asdict(row.verdict)} for row in rows]))
+    else:
+        print_claims(rows)
+
+
+@papers.command("run")
+def run_papers(
+    what: Annotated[str, typer.Argument(metavar="KEY[/EXPERIMENT]", help="As papers list names them, or all.")],
+    size: Annotated[Size, typer.Option(help="quick: minutes, a hint; full: what the verdicts rest on.")] = Size.quick,
+    on: Annotated[Where, typer.Option(help="All cores of this machine, or a Ray cluster.")] = Where.local,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, where an experiment has any.")] = None,
+    output: PaperResults = PAPER_RESULTS,
+    as_json: AsJson = False,
+) -> None:
+    """Run the experiments of a paper and check its claims. A rerun never repeats a finished setting."""
+    from headwise.papers.catalogue import find
+
+    chosen = find(what)
+    with _importing():
+        from headwise.papers.grid import run_grids
+        from headwise.report.papers import print_findings
+
+    with _progress() as progress:
+        found = run_grids(chosen, output, size=size.value, seeds=seeds, ray=on is Where.ray, progress=progress)
+    if as_json:
+        typer.echo(json.dumps([asdict(findings) for findings in found], indent=1))
+    else:
+        print_findings(found)
+
+
+@papers.command("report")
+def report_papers(output: PaperResults = PAPER_RESULTS) -> None:
+    """Write what was found so far as one page and one Markdown file, the papers' figures beside ours."""
+    from headwise.papers.catalogue import PAPERS
+    from headwise.records.files import write_text
+    from headwise.report.page.papers import write_papers_page
+    from headwise.report.papers import markdown
+
+    rows, titles = (
+        _claims(output),
+        {paper.key: f"{paper.key}: {paper.title} ({paper.source})" for paper in PAPERS.values()},
+    )
+    write_text(output / "papers.md", markdown(titles, rows))
+    write_papers_page(titles, rows, output / "papers.html")
+    typer.echo(f"{output / 'papers.md'}\n{output / 'papers.html'}  <- open in a browser")
+
+
+def _claims(folder: Path) -> list[Row]:
+    """Every claim of every paper with its verdict, of a full run where there was one."""
+    from headwise.papers.catalogue import PAPERS, SIZES
+    from headwise.records.papers import Findings
+    from headwise.report.papers import rows
+
+    found = []
+    for paper in PAPERS.values():
+        loaded = {name: Findings.load(folder, paper.key, name, SIZES[::-1]) for name in paper.experiments}
+        found += rows(paper.key, paper.claims, loaded)
+    return found
+
+
+@app.command()
+def compare(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN...", help="Shapes as design writes them; the first is the measure.")
+    ],
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the results.")],
+    seeds: Annotated[int, typer.Option(help="Trainings of each shape, with different seeds.")] = 3,
+    tokens: TrainTokens = None,
+    tokenizer: Words = None,
+    context: TrainContext = None,
+    batch: TrainBatch = 8,
+    accumulate: Accumulate = 1,
+    lr: TrainRate = None,
+    evaluations: Evaluations = 10,
+    precision: InNumbers = Precision.auto,
+    on: Annotated[
+        Where, typer.Option(help="ray: trainings are tasks of Ray, on this machine or a cluster.")
+    ] = Where.local,
+    as_json: AsJson = False,
+) -> None:
+    """Train several shapes on the same data, and compare them at equal parameters, tokens and wall-clock.
+
+    A rerun of the same command goes on where the last one stopped.
+    """
+    with _importing():
+        from headwise.compare import HELD_OUT, PAGE, RESULT
+        from headwise.compare import compare as run
+        from headwise.records.training import Training
+        from headwise.report.comparisons import print_comparison
+
+    how = Training(
+        tokens=None if tokens is None else _count(tokens),
+        rate=lr,
+        context=context,
+        batch=batch,
+        accumulate=accumulate,
+        held_out=HELD_OUT,
+        evaluations=evaluations,
+        precision=precision.value,
+    )
+    with _progress() as progress:
+        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on.value, progress=progress)
+    if as_json:
+        typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
+    else:
+        print_comparison(found)
+        typer.echo(f"\n{output / RESULT}\n{output / PAGE}  <- open in a browser")
 
 
 @app.command()

@@ -107,7 +107,7 @@ def test_wrong_names_get_a_sentence(wanted, sentence):
 def test_without_ray_a_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r'pip install "headwise\[ray\]"'):
-        run_grids([("allocation", "bound")], tmp_path, size="quick", on_ray=True, progress=silent)
+        run_grids([("allocation", "bound")], tmp_path, size="quick", ray=True, progress=silent)
 
 
 def test_listing_needs_no_torch(tmp_path):

@@ -135,7 +135,7 @@ def window_calibration(
 
 def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
-    arrays = _pictures(source, path, tokens) if path.is_dir() else _arrays(path)
+    arrays = _pictures(source, path, tokens) if path.is_dir() else read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
@@ -253,7 +253,8 @@ def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.cat(tensors)}
 
 
-def _arrays(path: Path) -> dict[str, Tensor]:
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a .npz file: single-precision or whole numbers."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}

@@ -55,7 +55,7 @@ def save_student(
     """Write ``student`` to ``folder``, prove that a fresh process opens it, and return what that process found.
 
     ``source`` is the model it was made from; its tokenizer or processor files are copied along. ``facts`` (method and
-    what was refitted, or how it was healed) go into the card, ``files`` are texts to lay beside.
+    what was refitted, or how it was healed or trained) go into the card, ``files`` are texts to lay beside.
     Nothing appears under ``folder`` until all is written and checked.
     """
     with new_folder(Path(folder)) as temporary:
@@ -198,6 +198,12 @@ def _how(found: Mapping[str, Any]) -> str:
             f"Healed by distillation from {Path(healed['teacher']).name}: {healed['tokens']:,} tokens of "
             f"{Path(healed['text']).name}, {healed['train']} trained; {healed['score']} on held-out text "
             f"{healed['before']:.4f} before, {healed['after']:.4f} after.\n"
+        )
+    if trained := found.get("trained"):
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in trained["scores"].items())
+        return (
+            f"Trained on {trained['tokens']:,} tokens of {trained['data']} (AdamW, learning rate "
+            f"{trained['rate']:.2g}, seed {trained['seed']}); on held-out data {scores}.\n"
         )
     if found.get("method") not in ways:
         return ""

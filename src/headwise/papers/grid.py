@@ -17,8 +17,8 @@ import torch
 
 from headwise.papers.catalogue import module_of
 from headwise.papers.point import Point
-from headwise.records.errors import InputError
 from headwise.records.papers import Findings, Outcome, outcome_path
+from headwise.training.cluster import on_ray
 
 Progress = Callable[[int, int, str], None]
 
@@ -42,7 +42,7 @@ def run_grids(
     *,
     size: str,
     seeds: int | None = None,
-    on_ray: bool = False,
+    ray: bool = False,
     progress: Progress,
 ) -> list[Findings]:
     """Run what is left of the ``chosen`` experiments (paper, experiment), then check each; files go to ``folder``."""
@@ -51,7 +51,7 @@ def run_grids(
     left = [job for job in jobs if not job.path(folder).is_file()]
     done = len(jobs) - len(left)
     progress(done, len(jobs), "papers")
-    for outcome in (_on_ray if on_ray else _on_cores)(left):
+    for outcome in on_ray(measure, left) if ray else _on_cores(left):
         outcome.save(folder)
         done += 1
         progress(done, len(jobs), f"{outcome.paper}/{outcome.experiment}")
@@ -82,21 +82,6 @@ def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
-
-
-def _on_ray(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
-    try:
-        import ray  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise InputError('Ray is not installed: pip install "headwise[ray]", or leave out --on ray.') from None
-    if not jobs:
-        return
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    remote = ray.remote(num_cpus=1)(measure)
-    waiting = [remote.remote(job) for job in jobs]
-    while waiting:
-        ready, waiting = ray.wait(waiting)
-        yield from ray.get(ready)
 
 
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:

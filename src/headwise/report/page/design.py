@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from html import escape
-from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 
 from headwise.records.blueprint import Text
@@ -15,6 +12,7 @@ from headwise.records.files import write_text
 from headwise.records.plan import LayerPlan
 from headwise.report.costs import count, size
 from headwise.report.designs import COLUMNS, HINT, RULE, rows
+from headwise.report.page.template import filled, table
 
 WIDTH, LEFT, RIGHT = 560, 110, 80
 ROW, BAR, GAP = 26, 9, 2
@@ -29,10 +27,6 @@ def write_design_page(design: Design, path: Path) -> None:
 
 def render_design(design: Design) -> str:
     """The page as text."""
-    folder = resources.files(__package__ or "")
-    template, style, code = (
-        (folder / name).read_text(encoding="utf-8") for name in ("design.html", "page.css", "theme.js")
-    )
     widest = max(layer.heads * layer.qk_dim for candidate in design.candidates for layer in candidate.plan.layers)
     parts = {
         "TITLE": escape(f"{design.request.family}, {count(design.request.parameters)} parameters"),
@@ -44,11 +38,10 @@ def render_design(design: Design) -> str:
         "LAYERS": "".join(_layers(candidate, widest) for candidate in design.candidates),
         "SPLIT": _bars([(candidate.name, _split(candidate)) for candidate in design.candidates], count),
         "CACHE": _cache(design),
-        "VERSION": version("headwise"),
-        "STYLE": style,
-        "CODE": code,
+        "FIRST": "candidates",
+        "SOURCE": "the JSON that <code>headwise design --json</code> prints",
     }
-    return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
+    return filled("design", parts)
 
 
 def _facts(request: Request) -> str:
@@ -64,18 +57,8 @@ def _facts(request: Request) -> str:
 
 
 def _table(design: Design) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in COLUMNS)
-    body = "".join(
-        f'<tr{_mark(design, candidate)}><th scope="row">{escape(name)}</th>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for candidate in design.candidates
-        for name, *cells in rows(candidate)
-    )
-    return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-
-
-def _mark(design: Design, candidate: Candidate) -> str:
-    return ' class="chosen"' if candidate.name == design.recommended else ""
+    marked = [(each.name == design.recommended, row) for each in design.candidates for row in rows(each)]
+    return table(COLUMNS, [row for _, row in marked], [mark for mark, _ in marked])
 
 
 def _reasons(design: Design) -> str:

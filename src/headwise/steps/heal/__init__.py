@@ -151,9 +151,7 @@ class _Healer:
             count = max(1, min(windows.count, round(how.local_tokens / windows.tokens_each)))
             rows = windows.order(0, count, how.seed).split(max(1, round(local.STEP / windows.tokens_each)))
             batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
-            local.heal_locally(
-                self.teacher, self.student, self.plan, batches, how, self.half, self.work, self.progress
-            )
+            local.heal_locally(self.teacher, self.student, self.plan, batches, how, self.half, self.work, self.progress)
         self.accelerator.wait_for_everyone()
         step, weights = self.work.load(local.STAGE)
         put_weights(self.student, weights)

@@ -1,0 +1,90 @@
+"""The usual shape, the one that `headwise design` recommends, and "more heads, fewer layers" both ways, trained.
+
+    python benchmarks/shapes.py FILE... [--params 2M] [--tokens 2M] [--seeds 3] [-o results/shapes.json]
+
+FILE is text in UTF-8, or such text in .gz. The same code as `headwise compare`; an interrupted run goes on. The folder
+``--folder`` keeps plans, tokens and what each training came to.
+"""
+
+import argparse
+import gzip
+import json
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import Progress
+
+from headwise.compare import HELD_OUT, compare
+from headwise.records.blueprint import Text
+from headwise.records.design import Request
+from headwise.records.training import Training
+from headwise.report.comparisons import print_comparison
+from headwise.steps.design import USUAL, design
+
+
+def number(text):
+    """A number such as 2M or 500k."""
+    factor = {"k": 1e3, "M": 1e6}.get(text[-1], 1)
+    return round(float(text.rstrip("kM")) * factor)
+
+
+def plain(path, folder):
+    """The file itself, or what is in it; a character that its end has cut in half is left out."""
+    if path.suffix != ".gz":
+        return path
+    text = folder / f"{path.stem}.txt"
+    if not text.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        text.write_bytes(gzip.decompress(path.read_bytes()).decode("utf-8", errors="ignore").encode())
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--params", type=number, default=2_000_000)
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--tokens", type=number, default=2_000_000)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("shapes"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("results/shapes.json"))
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    found = design(Request("llama", args.params, Text(args.vocab, args.context, tied=True)))
+    names = dict.fromkeys([USUAL, found.recommended, "lean-width", "lean-head-dim"])
+    plans = []
+    for name in names:
+        plans.append(args.folder / "plans" / f"{name}.json")
+        found.choose(name).plan.save(plans[-1])
+    files = [plain(path, args.folder) for path in args.files]
+    how = Training(tokens=args.tokens, batch=args.batch, held_out=HELD_OUT)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("opening", total=None)
+        compared = compare(
+            plans,
+            files,
+            args.folder,
+            seeds=args.seeds,
+            how=how,
+            progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+        )
+    print_comparison(compared)
+    about = {
+        "command": shlex.join(["python", "benchmarks/shapes.py", *sys.argv[1:]]),
+        "recommended": found.recommended,
+        "why": {name: found.choose(name).why for name in names},
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    args.output.write_text(json.dumps({**about, **compared.body()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

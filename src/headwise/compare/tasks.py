@@ -1,0 +1,126 @@
+"""The pieces of a comparison, each of which can run in any process that sees the same files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from headwise.records.comparison import Trial
+from headwise.records.files import write_text
+from headwise.records.plan import Plan
+from headwise.records.training import Training
+from headwise.steps.train.examples import Examples, Progress
+from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
+from headwise.steps.train.pace import faster_in_half, paces
+from headwise.training.processes import in_half, join_processes
+from headwise.training.work import Work
+
+DATA, TASKS, PACE = "data", "tasks", "pace.json"
+HASH = "inputs_hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all tasks share: the files to learn from, the tokenizer, and the folder of the comparison."""
+
+    files: tuple[Path, ...]
+    tokenizer: str | None
+    folder: Path
+
+    def examples(self, plan: Plan, how: Training, progress: Progress = lambda done, total, what: None) -> Examples:
+        """What is learnt from; tokens are made once."""
+        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Tokens per second of all plans, measured side by side, and in what numbers to train."""
+
+    setting: Setting
+    plans: tuple[Plan, ...]
+    how: Training
+    data: str
+
+    title = "speed"
+
+    def known(self) -> dict[str, Any] | None:
+        """What was measured for the same plans and settings before."""
+        return _known(self.setting.folder / PACE, self._hash())
+
+    def run(self, progress: Progress) -> dict[str, Any]:
+        """Measure and put it down."""
+        progress(0, 1, "timing all shapes in turns")
+        folder = self.setting.folder
+        accelerator = join_processes(folder)
+        first, device = self.plans[0], accelerator.device
+        examples = self.setting.examples(first, self.how)
+        half = in_half(
+            accelerator, self.how.precision, folder, lambda: faster_in_half(first, examples, self.how, device)
+        )
+        task = Task(examples, self.how, half)
+        found = {
+            HASH: self._hash(),
+            "tokens_per_second": paces([(plan, task) for plan in self.plans], device),
+            "precision": "bf16" if half else "fp32",
+        }
+        write_text(folder / PACE, json.dumps(found))
+        return found
+
+    def _hash(self) -> str:
+        how = replace(self.how, tokens=None, seed=0)
+        return " ".join(run_hash(plan, self.data, how)[:16] for plan in self.plans)
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """One training of one shape. Its checkpoints lie in ``tasks`` until it is done, then only what came out."""
+
+    setting: Setting
+    name: str
+    plan: Plan
+    how: Training
+    reading: Literal["tokens", "time"]
+    data: str
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"{self.name}-{self.reading}-seed{self.how.seed}"
+
+    def known(self) -> Trial | None:
+        """What came out, if it was done before."""
+        found = _known(self._file(), self._hash())
+        if found is None:
+            return None
+        curve = tuple((tokens, loss) for tokens, loss in found.pop("curve"))
+        del found[HASH]
+        return Trial(**found, curve=curve)
+
+    def run(self, progress: Progress) -> Trial:
+        """Train from the last checkpoint on, and put down what comes out."""
+        folder = self._file().with_suffix("")
+        examples = self.setting.examples(self.plan, self.how)
+        accelerator = join_processes(folder)
+        work = Work(folder, self._hash())
+        fit_plan(accelerator, self.plan, Task(examples, self.how, self.how.precision == "bf16"), work, progress)
+        curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
+        tokens, loss = curve[-1]
+        best = min(each for _, each in curve)
+        found = Trial(self.name, self.how.seed, self.reading, tokens, loss, best, curve)
+        write_text(self._file(), json.dumps({HASH: self._hash(), **asdict(found)}))
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def _file(self) -> Path:
+        return self.setting.folder / TASKS / f"{self.title}.json"
+
+    def _hash(self) -> str:
+        return run_hash(self.plan, self.data, self.how)
+
+
+def _known(file: Path, inputs_hash: str) -> dict[str, Any] | None:
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if found.get(HASH) == inputs_hash else None

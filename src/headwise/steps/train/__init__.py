@@ -1,0 +1,84 @@
+"""Training from scratch: a plan of `headwise design` and data in, a model folder out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from headwise.families.calibration import open_tokenizer
+from headwise.families.fresh import fresh_model
+from headwise.families.save import save_student
+from headwise.records.files import check_free
+from headwise.records.plan import Plan
+from headwise.records.training import CURVE, Training
+from headwise.steps.train.examples import Progress
+from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
+from headwise.steps.train.pace import faster_in_half
+from headwise.training.loop import put_weights
+from headwise.training.processes import in_half, join_processes
+from headwise.training.work import Work
+
+
+def train(
+    plan_file: Path,
+    data: Sequence[Path],
+    output: Path,
+    *,
+    tokenizer: str | None = None,
+    how: Training | None = None,
+    track: str | None = None,
+    command: str = "",
+    progress: Progress = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Train a model of the plan's shape on ``data`` and write it to ``output`` at its best.
+
+    Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
+    last checkpoint, which lies beside ``output`` until all is done.
+    """
+    plan, asked = Plan.load(plan_file), how or Training()
+    check_free(output)
+    check_plan(plan)
+    folder = output.with_name(f"{output.name}.training")
+    accelerator = join_processes(folder, track)
+    with accelerator.main_process_first():
+        examples = read_examples(plan, data, tokenizer, asked, folder, progress)
+    how = settled(asked, plan, examples)
+    work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
+    if track is not None:
+        accelerator.init_trackers("headwise-train", config=how.facts())
+    half = in_half(accelerator, how.precision, folder, lambda: faster_in_half(plan, examples, how, accelerator.device))
+    task = Task(examples, how, half, accelerator.num_processes, accelerator.process_index)
+    fit_plan(accelerator, plan, task, work, progress)
+    accelerator.end_training()
+    best = work.best() if accelerator.is_main_process else None
+    if best is None:
+        return {}
+    model = fresh_model(plan)  # a whole one: what was trained may be split over processes
+    put_weights(model, best.tensors)
+    if examples.tokenizer:
+        end = open_tokenizer(examples.tokenizer).eos_token_id
+        model.config.update({"bos_token_id": end, "eos_token_id": end})
+        cast(Any, model.generation_config).update(bos_token_id=end, eos_token_id=end)
+    lines = work.metrics()
+    scores = next(line["scores"] for line in lines if "scores" in line and line["step"] == best.step)
+    told = {
+        **how.facts(),
+        "data": ", ".join(path.name for path in data),
+        "tokens": lines[-1]["tokens"],
+        "best": best.step,
+        "scores": scores,
+    }
+    found = save_student(
+        model,
+        output,
+        plan=plan,
+        source=examples.tokenizer,
+        command=command,
+        facts={"trained": told},
+        files={CURVE: "".join(json.dumps(line) + "\n" for line in lines)},
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**found, **told}

@@ -1,0 +1,128 @@
+"""A plan and examples in, trained weights out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from headwise.families.fresh import fresh_model
+from headwise.records.blueprint import Text
+from headwise.records.errors import InputError
+from headwise.records.plan import Plan
+from headwise.records.training import Training, usual_rate
+from headwise.steps.train.examples import Examples, Progress
+from headwise.steps.train.pictures import read_pictures
+from headwise.steps.train.windows import read_windows
+from headwise.training.loop import Schedule, fit
+from headwise.training.order import shuffled
+from headwise.training.work import Work
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+BYTES = 4  # of a weight
+
+
+def read_examples(
+    plan: Plan, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+) -> Examples:
+    """What a model of ``plan`` learns from; ``folder`` keeps what is made of ``files`` on the way."""
+    reads = plan.require_blueprint().reads
+    if not files:
+        raise InputError("There is nothing to learn from: give --data.")
+    if isinstance(reads, Text):
+        return read_windows(reads, files, tokenizer, how, folder, progress)
+    if tokenizer is not None or how.context is not None:
+        raise InputError("A vit reads images: leave out --tokenizer and --context.")
+    return read_pictures(reads, files, how)
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise where no model can be built from ``plan``, or none on this machine."""
+    parameters = plan.shape_to_build().total_parameters()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if BYTES * parameters > memory:
+        raise InputError(
+            f"The weights of this plan take {BYTES * parameters / 1e9:,.0f} GB in float32, and this machine has "
+            f"{memory / 1e9:,.0f} GB."
+        )
+
+
+def settled(how: Training, plan: Plan, examples: Examples) -> Training:
+    """``how`` with nothing left open."""
+    return replace(
+        how,
+        tokens=how.tokens or examples.count * examples.tokens_each,
+        rate=how.rate or usual_rate(plan.shape_to_build().total_parameters()),
+        context=examples.tokens_each,
+    )
+
+
+def run_hash(plan: Plan, data: str, how: Training, processes: int = 1) -> str:
+    """What tells this training, on ``data`` of a hash, from any other."""
+    facts = [plan.text(), data, how.facts(), processes]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+class Task:
+    """One training: what a model is asked, and how well it answers."""
+
+    def __init__(self, examples: Examples, how: Training, half: bool, processes: int = 1, process: int = 0) -> None:
+        self.examples, self.how, self.half = examples, how, half
+        self.processes, self.process = processes, process
+        self.step_tokens = how.batch * how.accumulate * processes * examples.tokens_each
+        self._options = {"use_cache": False} if examples.tokenizer else {}
+
+    def loss(self, model: nn.Module, part: int) -> Tensor:
+        """Cross-entropy of the batch that is this process's share of ``part``."""
+        first = (part * self.processes + self.process) * self.how.batch
+        logits, wanted = self._run(model, shuffled(self.examples.count, first, self.how.batch, self.how.seed))
+        return cross_entropy(logits, wanted)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """Cross-entropy on all held-out rows, and what people call it: perplexity or accuracy."""
+        numbers = torch.arange(self.examples.count, self.examples.count + self.examples.held_out)
+        text, nats, right, total = bool(self.examples.tokenizer), 0.0, 0, 0
+        with torch.no_grad():
+            for some in numbers.split(self.how.batch):
+                logits, wanted = self._run(model, some)
+                nats += cross_entropy(logits, wanted, reduction="sum").item()
+                right += 0 if text else int((logits.argmax(-1) == wanted).sum())
+                total += len(wanted)
+        loss = nats / total
+        return {"loss": loss, **({"perplexity": math.exp(loss)} if text else {"accuracy": right / total})}
+
+    def _run(self, model: nn.Module, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and wanted classes, a row for each answer."""
+        inputs, wanted = self.examples.rows(numbers)
+        device = next(model.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16) if self.half else nullcontext():
+            logits = model(**{name: tensor.to(device) for name, tensor in inputs.items()}, **self._options).logits
+        return logits.flatten(0, -2).float(), wanted.flatten().to(device)
+
+
+def fit_plan(accelerator: Accelerator, plan: Plan, task: Task, work: Work, progress: Progress) -> None:
+    """Train a model of ``plan`` by ``task``, whose settings are `settled`; ``work`` keeps its best weights."""
+    how = task.how
+    model = fresh_model(plan, how.seed).to(accelerator.device)
+    steps = max(1, round(cast(int, how.tokens) / task.step_tokens))
+    schedule = Schedule(
+        steps=steps,
+        rate=cast(float, how.rate),
+        every=max(1, steps // how.evaluations),
+        tokens=task.step_tokens,
+        accumulate=how.accumulate,
+        decay=how.decay,
+    )
+    fit(accelerator, model, schedule, task.loss, task.judge, work, progress)

@@ -1,0 +1,115 @@
+"""Text as a model learns from it: one long row of tokens in a memory-mapped file, cut into windows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.families.calibration import open_tokenizer
+from headwise.families.load import fingerprint
+from headwise.families.sources import Source, check_source, pieces_of
+from headwise.families.vocabulary import learn_tokenizer
+from headwise.records.blueprint import Text
+from headwise.records.errors import InputError
+from headwise.records.files import replacing
+from headwise.records.training import Training
+from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Rows
+
+AT_ONCE = 16  # pieces of text that become tokens together, in parallel where the tokenizer can
+SMALL = 2**16
+
+
+def read_windows(
+    reads: Text, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+) -> Examples:
+    """The text of ``files`` in windows of a context. Tokens are made once and lie in ``folder``.
+
+    Without a ``tokenizer`` one is learnt from the text, without its end, which is measured on.
+    """
+    context = how.context or reads.context
+    if context > reads.context:
+        raise InputError(f"A context of {context:,} is asked for, but the plan's model has one of {reads.context:,}.")
+    sources = [check_source(file.expanduser()) for file in files]
+    name, contents = ", ".join(map(str, files)), [source.sha256 for source in sources]
+    words = _hash(contents, reads.vocab) if tokenizer is None else _hash(fingerprint(tokenizer))
+    if tokenizer is None:
+        learnt = folder / f"tokenizer-{words[:8]}"
+        if not learnt.is_dir():
+            progress(0, 1, "learning a vocabulary")
+            learn_tokenizer(_beginning(sources), reads.vocab, learnt)
+        tokenizer = str(learnt)
+    opened = open_tokenizer(tokenizer)
+    if len(opened) > reads.vocab:
+        raise InputError(
+            f"{tokenizer} has {len(opened):,} tokens, the plan's model knows {reads.vocab:,}; "
+            f"headwise design --vocab {len(opened)} makes room for them."
+        )
+    kind = np.uint16 if reads.vocab <= SMALL else np.uint32
+    made = _hash(contents, words)
+    file = folder / f"tokens-{made[:8]}.bin"
+    if not file.is_file():
+        _write_tokens(sources, opened, kind, file, progress)
+    tokens = np.memmap(file, kind, mode="r")
+    rows = rows_of(tokens, context)
+    found = Examples.split(rows, (len(tokens) - 1) // context, context, how.held_out, name, made)
+    return replace(found, tokenizer=tokenizer)
+
+
+def rows_of(tokens: np.ndarray, context: int) -> Rows:
+    """Windows by number: ``context`` tokens, and for each the one behind it."""
+
+    def rows(numbers: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        starts = (numbers * context).tolist()
+        window_BT = torch.from_numpy(np.stack([tokens[i : i + context + 1] for i in starts]).astype(np.int64))
+        return {"input_ids": window_BT[:, :-1]}, window_BT[:, 1:]
+
+    return rows
+
+
+def _beginning(sources: Sequence[Source]) -> Generator[str, None, None]:
+    """The text without the part that is at most held out."""
+    left = int((1 - MOST_HELD_OUT) * sum(source.characters for source in sources))
+    for source in sources:
+        for piece in pieces_of(source.path):
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+
+def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: Path, progress: Progress) -> None:
+    """All tokens one after the other, and an end of text behind every file if the tokenizer has one."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    done, total = 0, sum(source.characters for source in sources)
+    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+    with replacing(file) as temporary, temporary.open("wb") as out:
+        for source in sources:
+            for pieces in _groups(source.path):
+                for ids in tokenizer(pieces, add_special_tokens=False)["input_ids"]:
+                    out.write(np.array(ids, dtype=kind).tobytes())
+                done += sum(map(len, pieces))
+                progress(done, total, "reading text into tokens")
+            out.write(np.array(end, dtype=kind).tobytes())
+
+
+def _groups(path: Path) -> Generator[list[str], None, None]:
+    group: list[str] = []
+    for piece in pieces_of(path):
+        group.append(piece)
+        if len(group) == AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

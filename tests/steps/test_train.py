@@ -1,0 +1,264 @@
+"""Training from scratch: models learn, open everywhere, survive kills and full disks, and share steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer
+
+from headwise.cli import app, main
+from headwise.families.load import open_model
+from headwise.families.shapes import shape_of
+from headwise.families.vocabulary import END
+from headwise.records.blueprint import Blueprint, Images, Text
+from headwise.records.errors import InputError
+from headwise.records.plan import LayerPlan, Plan
+from headwise.records.training import CURVE, Training
+from headwise.steps.compress import compress
+from headwise.steps.inspect import inspect
+from headwise.steps.train import train, windows
+from headwise.steps.train.fitting import Task
+from headwise.steps.train.pace import faster_in_half, paces
+from headwise.training.processes import in_half, join_processes
+from tests.steps.test_heal import TEXT as SENTENCES
+from tests.steps.test_heal import run, weights
+from tests.tokens import save_tokenizer
+
+ALIKE, MIXED = ((4, 4, 8, 8),) * 2, ((4, 2, 8, 6), (2, 2, 16, 16))
+WORDS = Blueprint(48, Text(300, 16, tied=True))
+QUICK = {"tokens": 4000, "batch": 4, "evaluations": 4, "precision": "fp32", "rate": 0.01}
+
+
+def write_plan(path, family="llama", blueprint=WORDS, dims=MIXED, width=32):
+    shape = blueprint.shape(family, width, dims)
+    Plan.make(shape, tuple(LayerPlan(*layer) for layer in dims), blueprint=blueprint).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A plan and a text."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "text.txt").write_text(SENTENCES)
+    return write_plan(folder / "plan.json"), folder / "text.txt"
+
+
+def curve(folder):
+    return [json.loads(line) for line in (folder / CURVE).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("family", "dims"), [("llama", MIXED), ("gpt2", ALIKE)])
+def test_a_decoder_learns_and_opens_everywhere(given, tmp_path, family, dims):
+    plan = write_plan(tmp_path / "plan.json", family, dims=dims)
+    found = train(plan, [given[1]], tmp_path / "run", how=Training(**QUICK), command="headwise train ...")
+    assert found["scores"]["loss"] < 0.6 * curve(tmp_path / "run")[0]["loss"]
+    assert found["scores"]["perplexity"] == pytest.approx(np.exp(found["scores"]["loss"]))
+    assert not (tmp_path / "run.training").exists()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    assert shape_of(model) == Plan.load(tmp_path / "run" / "plan.json").shape_to_build()
+    words = AutoTokenizer.from_pretrained(tmp_path / "run")
+    ids = words("the quick brown fox", return_tensors="pt")["input_ids"]
+    said = words.decode(model.generate(ids, max_new_tokens=6, do_sample=False)[0])
+    assert said.startswith("the quick brown fox jumps")
+    assert words.eos_token_id == words.convert_tokens_to_ids(END)
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == words.eos_token_id
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"Trained on {found['tokens']:,} tokens of text.txt" in card and "`headwise train ...`" in card
+
+
+def test_a_classifier_of_images_learns(tmp_path):
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    pixels = (digits.images[:, None] / 8 - 1).astype(np.float32)
+    by_label = digits.target.argsort(kind="stable")  # what is held out must not be a single label
+    np.savez(tmp_path / "digits.npz", pixel_values=pixels[by_label], labels=digits.target[by_label])
+    plan = write_plan(tmp_path / "plan.json", "vit", Blueprint(48, Images(8, 2, 1, 10)))
+    how = Training(tokens=120_000, batch=32, rate=2e-3, evaluations=3, precision="fp32")
+    found = train(plan, [tmp_path / "digits.npz"], tmp_path / "run", how=how)
+    assert found["scores"]["accuracy"] > 0.5
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run").eval()
+    with torch.no_grad():
+        likely = model(torch.from_numpy(pixels)).logits.argmax(-1)
+    assert (likely.numpy() == digits.target).mean() > 0.5
+
+
+def train_command(given, output, *options):
+    plan, text = given
+    quick = ["--tokens", "4000", "--lr", "0.01", "--evaluations", "5", "--precision", "fp32"]
+    return ["train", "--plan", plan, "--data", text, "-o", output, *quick, *options]
+
+
+def test_two_processes_do_what_one_does_with_a_double_batch(given, tmp_path):
+    app(list(map(str, train_command(given, tmp_path / "one", "--batch", "4"))), standalone_mode=False)
+    done = run(*train_command(given, tmp_path / "two", "--batch", "2"), processes=2)
+    assert done.returncode == 0, done.stderr
+    one, two = ([line.get("scores", line)["loss"] for line in curve(tmp_path / name)] for name in ("one", "two"))
+    assert len(one) == len(two)
+    np.testing.assert_allclose(one, two, atol=1e-3)
+    for name, tensor in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(tmp_path / "two")[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+INTERRUPTED = """
+import os, resource, signal, sys, headwise.training.work as w, headwise.cli as cli
+save = w.Work.save
+def interrupted(self, stage, step, tensors):
+    if step > 20: %s
+    save(self, stage, step, tensors)
+w.Work.save = interrupted
+sys.argv = ["headwise", *sys.argv[1:]]
+cli.main()
+"""
+ENDS = {
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "full disk": "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
+}
+
+
+@pytest.fixture(scope="module")
+def whole(given, tmp_path_factory):
+    """A training that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert run(*train_command(given, folder)).returncode == 0
+    return folder
+
+
+def test_what_was_trained_can_be_inspected_and_compressed(given, whole, tmp_path):
+    profile = inspect(str(whole), tmp_path / "profile", texts=[str(given[1])], tokens=128, lengths=(8, 16))
+    shape = shape_of(open_model(str(whole)))
+    assert profile.shape == shape
+    Plan.make(shape, (LayerPlan(4, 2, 4, 6), LayerPlan(2, 2, 8, 8))).save(tmp_path / "smaller.json")
+    assert compress(str(whole), tmp_path / "smaller.json", tmp_path / "small")["missing"] == []
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_interrupted_training_goes_on_to_the_same_curve_and_weights(given, whole, tmp_path, end):
+    command = train_command(given, tmp_path / "run")
+    died = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED % ENDS[end], *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert died.returncode == (-signal.SIGKILL if end == "killed" else 1), died.stderr
+    assert "Traceback" not in died.stderr
+    assert end == "killed" or "global-00000024.safetensors: " in died.stderr
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "run.training").glob("global-*.safetensors"))
+    app(list(map(str, command)), standalone_mode=False)
+    first, again = weights(whole), weights(tmp_path / "run")
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    timeless = [
+        [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in curve(folder)]
+        for folder in (whole, tmp_path / "run")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
+    plan, text = given
+    how, told = Training(**QUICK), []
+    note = lambda done, total, what: told.append(what)  # noqa: E731
+    reads = Plan.load(plan).blueprint.reads
+    first = windows.read_windows(reads, [text, text], None, how, tmp_path, note)
+    assert {"learning a vocabulary", "reading text into tokens"} == set(told)
+    told.clear()
+    again = windows.read_windows(reads, [text, text], None, how, tmp_path, note)
+    assert told == [] and first.sha256 == again.sha256
+    inputs, wanted = again.rows(torch.tensor([0, 3]))
+    assert torch.equal(inputs["input_ids"][:, 1:], wanted[:, :-1])
+    words = AutoTokenizer.from_pretrained(again.tokenizer)
+    assert len(words) <= 300
+    everything = np.fromfile(next(tmp_path.glob("tokens-*.bin")), np.uint16)
+    assert words.decode(everything) == 2 * (SENTENCES + END)
+    save_tokenizer(tmp_path / "letters")
+    letters = windows.read_windows(reads, [text], str(tmp_path / "letters"), how, tmp_path, note)
+    assert letters.sha256 != first.sha256 and letters.tokenizer == str(tmp_path / "letters")
+    with pytest.raises(InputError, match="has 97 tokens, the plan's model knows 50; headwise design --vocab 97"):
+        windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
+
+
+def test_trainings_are_timed_in_turns_and_the_precision_is_found_out_once(given, tmp_path):
+    plan, how = Plan.load(given[0]), Training(**{**QUICK, "precision": "auto"})
+    examples = windows.read_windows(plan.blueprint.reads, [given[1]], None, how, tmp_path, lambda *told: None)
+    device = torch.device("cpu")
+    speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.05)
+    assert speeds[0] == pytest.approx(speeds[2], rel=0.9) and min(speeds) > 0
+    assert isinstance(faster_in_half(plan, examples, how, device), bool)
+    accelerator = join_processes(tmp_path)
+    assert in_half(accelerator, "auto", tmp_path, lambda: True)
+    assert in_half(accelerator, "auto", tmp_path, lambda: False)  # as it was
+    assert not in_half(accelerator, "fp32", tmp_path, lambda: True)
+
+
+def wrong_inputs(folder):
+    """What is wrong: plan, data, options, and what is said about it."""
+    good = write_plan(folder / "good.json")
+    text = folder / "text.txt"
+    text.write_text(SENTENCES)
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    (folder / "cut.txt").write_bytes("caf\xe9".encode()[:-1])
+    (folder / "utf16.txt").write_bytes("tea".encode("utf-16-le"))
+    (folder / "short.txt").write_text("too short")
+    shape = WORDS.shape("llama", 32, ALIKE)
+    Plan.full(shape).save(folder / "reduces.json")
+    odd = json.loads(good.read_text())
+    odd["layers"][0]["kv_heads"] = 3
+    (folder / "odd.json").write_text(json.dumps(odd))
+    huge = json.loads(good.read_text())
+    huge["blueprint"]["text"]["vocab"] = 10**12
+    (folder / "huge.json").write_text(json.dumps(huge))
+    few = write_plan(folder / "few.json", blueprint=Blueprint(48, Text(200, 16, tied=True)))
+    images = write_plan(folder / "vit.json", "vit", Blueprint(48, Images(4, 2, 1, 3)))
+    np.savez(folder / "no_labels.npz", pixel_values=np.zeros((4, 1, 4, 4), np.float32))
+    np.savez(folder / "size.npz", pixel_values=np.zeros((4, 1, 5, 5), np.float32), labels=np.zeros(4, int))
+    np.savez(folder / "label.npz", pixel_values=np.zeros((4, 1, 4, 4), np.float32), labels=np.arange(4))
+    return [
+        (good, folder / "empty.txt", (), "empty.txt holds no text: it has 0 bytes."),
+        (good, folder / "latin.txt", (), "latin.txt is not UTF-8 text: invalid continuation byte at byte 3."),
+        (good, folder / "cut.txt", (), "cut.txt is not UTF-8 text: unexpected end of data at byte 3."),
+        (good, folder / "utf16.txt", (), "utf16.txt is not UTF-8 text: byte 1 is zero."),
+        (good, folder / "short.txt", (), "Give more data or a shorter context."),
+        (good, folder / "none.txt", (), "There is no file"),
+        (good, folder, (), "cannot be read: Is a directory."),
+        (good, text, ("--context", "17"), "A context of 17 is asked for, but the plan's model has one of 16."),
+        (good, text, ("--batch", "0"), "batch must be at least 1, got 0."),
+        (good, text, ("--lr", "0"), "The learning rate must be more than 0"),
+        (folder / "reduces.json", text, (), "headwise design writes plans that do."),
+        (folder / "odd.json", text, (), "4 query heads cannot share 3 key/value heads evenly."),
+        (folder / "huge.json", text, (), "The weights of this plan take 128,000 GB in float32"),
+        (few, text, (), "A vocabulary of 200 cannot hold every byte and an end of text; the least is 257."),
+        (images, folder / "no_labels.npz", (), "no_labels.npz holds pixel_values; an array 'labels' is needed."),
+        (images, folder / "size.npz", (), "found (4, 1, 5, 5)."),
+        (images, folder / "label.npz", (), "labels must lie between 0 and 2, as in the plan."),
+        (images, folder / "size.npz", ("--context", "8"), "leave out --tokenizer and --context."),
+    ]
+
+
+def test_wrong_inputs_get_one_sentence_and_no_output(tmp_path, monkeypatch, capsys):
+    for plan, data, options, sentence in wrong_inputs(tmp_path):
+        asked = ["headwise", "train", "--plan", plan, "--data", data, "-o", tmp_path / "run", *options]
+        monkeypatch.setattr(sys, "argv", list(map(str, asked)))
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and sentence in said, (sentence, said)
+        assert said.startswith("headwise: ") and said.count("\n") == 1, said
+        assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_already_stays_as_it_is(given, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        train(given[0], [given[1]], tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+    assert not (tmp_path / "run.training").exists()
