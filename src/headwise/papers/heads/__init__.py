@@ -35,6 +35,12 @@ CLAIMS = (
         "retrieval",
     ),
     Claim(
+        "random-directions",
+        "The paper does not say along which directions; ours are at right angles. The same drop for random ones.",
+        "as table 2",
+        "retrieval",
+    ),
+    Claim(
         "fixed-width",
         "Table 3: so it does when all models share a total width of 32.",
         "160x, 388x, 803x, 1072x, 837x",

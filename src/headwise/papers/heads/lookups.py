@@ -38,16 +38,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Texts and their standardised answers, the sum of ``look_ups`` maxima along orthonormal directions."""
+    """Texts and their standardised answers, the sum of ``look_ups`` maxima along as many directions."""
 
     x_BTd: Tensor
     y_B: Tensor
 
     @classmethod
-    def draw(cls, look_ups: int, tokens: int) -> Task:
-        """The same 10,000 texts every time; the last 2,000 are for validation."""
+    def draw(cls, look_ups: int, tokens: int, *, orthonormal: bool = True) -> Task:
+        """The same 10,000 texts every time; the last 2,000 are for validation. The paper does not tell directions."""
         generator = torch.Generator().manual_seed(TASK_SEED)
-        directions = torch.linalg.qr(torch.randn(TOKEN_DIM, TOKEN_DIM, generator=generator))[0][:look_ups]
+        drawn = torch.randn(TOKEN_DIM, TOKEN_DIM, generator=generator)
+        directions = (torch.linalg.qr(drawn)[0] if orthonormal else F.normalize(drawn))[:look_ups]
         x_BTd = torch.randn(TRAIN + VALIDATION, tokens, TOKEN_DIM, generator=generator)
         y_B = (x_BTd @ directions.T).amax(1).sum(-1)
         return cls(x_BTd, (y_B - y_B[:TRAIN].mean()) / y_B[:TRAIN].std())
