@@ -10,7 +10,7 @@ demo: $(VENV)/.demo  ## the main job on a real model
 	$(BIN)/headwise demo
 
 test: $(VENV)/.dev  ## the default tests, a few minutes on 2 cores
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 slow: $(VENV)/.dev  ## what takes longer
 	$(BIN)/python -m pytest -m slow
