@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from headwise.cli import app
+from headwise.cluster import on_ray
 from headwise.compare import HELD_OUT, compare
 from headwise.compare.tasks import Learning
 from headwise.records.blueprint import Blueprint, Text
@@ -18,7 +19,6 @@ from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.steps.train.fitting import Task
-from headwise.training.cluster import on_ray
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_train import ALIKE, MIXED, write_plan
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from headwise.cluster import on_ray
 from headwise.compare.tasks import Learning, Setting, Timing
 from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
@@ -17,7 +18,6 @@ from headwise.records.training import Training
 from headwise.report.page.compare import write_compare_page
 from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import check_plan, settled
-from headwise.training.cluster import on_ray
 
 RESULT, PAGE = "compare.json", "compare.html"
 SAME = 0.01  # of its tokens that a shape must gain or lose by its speed to be trained again

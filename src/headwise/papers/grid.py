@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from headwise.cluster import on_ray
 from headwise.papers.catalogue import module_of
 from headwise.papers.point import Point
 from headwise.records.papers import Findings, Outcome, outcome_path
-from headwise.training.cluster import on_ray
 
 Progress = Callable[[int, int, str], None]
 
