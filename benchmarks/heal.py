@@ -1,12 +1,14 @@
 """What healing buys: excess nats over the dense model after so many tokens, by stage, by what learns, by start.
 
     python benchmarks/heal.py MODEL --text FILE... --test FILE --other FILE -o FILE [--shares 0.75,0.5]
-        [--tokens 50000,100000,200000] [--variants-at 100000] [--calibration FILE] [--context 512]
+        [--tokens 50000,100000,200000] [--variants-at 100000] [--variants local,lora]
+        [--calibration FILE] [--context 512] [--skip 0]
 
 MODEL is a folder, or "smollm2" for the one of the demo. It is cut to a share of its KV bytes (calibrated on 8,192
 tokens of the first text) and healed on the texts; ``--test`` is text of the same kind, ``--other`` of another, neither
 seen in healing. "dense, continued": the dense model trained on the same tokens itself, the fair reference for what the
-text alone teaches. Rows that the output file holds already are not measured again.
+text alone teaches. ``--skip`` leaves out that many tokens at the start of both, by which choices were made. Rows that
+the output file holds already are not measured again.
 """
 
 import argparse
@@ -40,19 +42,21 @@ from headwise.training.work import Work
 
 CALIBRATION_TOKENS = 8192
 EVALUATION_TOKENS = 20480
-VARIANTS = (
-    {"stage": "local"},
-    {"stage": "global"},
-    {"train": "values"},
-    {"train": "lora"},
-    {"train": "all"},
-    {"start": "svd"},
-)
+VARIANTS = {
+    "local": {"stage": "local"},
+    "global": {"stage": "global"},
+    "values": {"train": "values"},
+    "lora": {"train": "lora"},
+    "all": {"train": "all"},
+    "svd": {"start": "svd"},
+    "text": {"next_token": 1.0},
+}
 
 
-def cut_up(source, file, context):
-    """The first tokens of a text, in windows."""
-    ids = AutoTokenizer.from_pretrained(source)(file.read_text(encoding="utf-8"))["input_ids"][:EVALUATION_TOKENS]
+def cut_up(source, file, context, skip):
+    """The first tokens of a text after ``skip``, in windows."""
+    ids = AutoTokenizer.from_pretrained(source)(file.read_text(encoding="utf-8"))["input_ids"]
+    ids = ids[skip : skip + EVALUATION_TOKENS]
     return torch.tensor(ids[: len(ids) // context * context]).view(-1, context)
 
 
@@ -90,18 +94,22 @@ def main():  # noqa: PLR0915 - a table, row by row
     parser.add_argument("--shares", default="0.75,0.5")
     parser.add_argument("--tokens", default="50000,100000,200000")
     parser.add_argument("--variants-at", type=int, default=0)
+    parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = str(demo_model()) if args.model == "smollm2" else args.model
-    tests = {"test": cut_up(source, args.test, args.context), "other": cut_up(source, args.other, args.context)}
+    files = {"test": args.test, "other": args.other}
+    tests = {name: cut_up(source, file, args.context, args.skip) for name, file in files.items()}
     found = {
         "model": Path(source).name,
         "calibration": Path(args.calibration or args.text[0]).name,
         "healed_on": [Path(text).name for text in args.text],
-        "texts": {"test": args.test.name, "other": args.other.name},
+        "texts": {name: file.name for name, file in files.items()},
+        "skipped_tokens": args.skip,
         "evaluation_tokens": {name: windows.numel() for name, windows in tests.items()},
         "context": args.context,
         "seed": 0,
@@ -123,6 +131,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         print(json.dumps({name: value for name, value in rows[-1].items() if name != "curve"}), flush=True)
 
     def missing(**key):
+        key = {"next_token": None, **key}
         return not any(all(row.get(name) == value for name, value in key.items()) for row in rows)
 
     with tempfile.TemporaryDirectory() as name:
@@ -138,12 +147,12 @@ def main():  # noqa: PLR0915 - a table, row by row
                 compress(source, plan, student, method=start)
             return student
 
-        def go(share, tokens, stage="both", train="attention", start="weighted"):
-            key = {"share": share, "tokens": tokens, "stage": stage, "train": train, "start": start}
+        def go(share, tokens, stage="both", train="attention", start="weighted", **more):
+            key = {"share": share, "tokens": tokens, "stage": stage, "train": train, "start": start, **more}
             if not missing(**key):
                 return
             student, healed = cut(share, start), folder / "healed"
-            how = Healing(tokens=tokens, stage=stage, train=train, context=args.context)
+            how = Healing(tokens=tokens, stage=stage, train=train, context=args.context, **more)
             begun = time.perf_counter()
             told = heal(str(student), source, healed, texts=args.text, how=how)
             seconds = time.perf_counter() - begun
@@ -166,16 +175,16 @@ def main():  # noqa: PLR0915 - a table, row by row
                 add({"share": share, "tokens": 0}, open_model(str(cut(share, "weighted"))).float())
             for tokens in map(int, args.tokens.split(",")):
                 go(share, tokens)
-        for variant in VARIANTS if args.variants_at else ():
+        for variant in args.variants.split(",") if args.variants_at else ():
             for share in map(float, args.shares.split(",")):
-                go(share, args.variants_at, **variant)
-        for tokens in map(int, args.tokens.split(",")):
-            if missing(share=1.0, tokens=tokens):
-                how = Healing(tokens=tokens, context=args.context)
-                begun = time.perf_counter()
-                model = continued(source, args.text, how, folder / f"dense-{tokens}")
-                key = {"share": 1.0, "tokens": tokens, "method": "dense, continued on the text itself"}
-                add(key, model, seconds=round(time.perf_counter() - begun, 1))
+                go(share, args.variants_at, **VARIANTS[variant])
+        tokens = max(map(int, args.tokens.split(",")))
+        if missing(share=1.0, tokens=tokens):
+            begun = time.perf_counter()
+            how = Healing(tokens=tokens, context=args.context)
+            model = continued(source, args.text, how, folder / f"dense-{tokens}")
+            key = {"share": 1.0, "tokens": tokens, "method": "dense, continued on the text itself"}
+            add(key, model, seconds=round(time.perf_counter() - begun, 1))
 
 
 if __name__ == "__main__":
