@@ -94,7 +94,7 @@ def main():  # noqa: PLR0915 - a table, row by row
     parser.add_argument("--shares", default="0.75,0.5")
     parser.add_argument("--tokens", default="50000,100000,200000")
     parser.add_argument("--variants-at", type=int, default=0)
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", default=",".join([*VARIANTS, "dense"]))
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -175,11 +175,12 @@ def main():  # noqa: PLR0915 - a table, row by row
                 add({"share": share, "tokens": 0}, open_model(str(cut(share, "weighted"))).float())
             for tokens in map(int, args.tokens.split(",")):
                 go(share, tokens)
-        for variant in args.variants.split(",") if args.variants_at else ():
+        variants = args.variants.split(",")
+        for variant in [name for name in variants if name in VARIANTS] if args.variants_at else ():
             for share in map(float, args.shares.split(",")):
                 go(share, args.variants_at, **VARIANTS[variant])
         tokens = max(map(int, args.tokens.split(",")))
-        if missing(share=1.0, tokens=tokens):
+        if "dense" in variants and missing(share=1.0, tokens=tokens):
             begun = time.perf_counter()
             how = Healing(tokens=tokens, context=args.context)
             model = continued(source, args.text, how, folder / f"dense-{tokens}")
