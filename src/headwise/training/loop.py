@@ -106,7 +106,7 @@ def optimizer_of(parameters: list[nn.Parameter], units: Sequence[float], decay: 
         groups = [{"params": [p], "unit": unit} for p, unit in zip(parameters, units, strict=True)]
     for group in groups:
         group["weight_decay"] = decay if group["params"] and group["params"][0].ndim > 1 else 0.0
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
