@@ -7,10 +7,10 @@ from rich.table import Table
 
 from headwise.records.comparison import EQUAL, READINGS, Comparison, Outcome
 
-COLUMNS = ("shape", "parameters", "tokens/s", "equal", "tokens", "loss", "spread", "against", "+-")
+COLUMNS = ("shape", "parameters", "tokens/s", "equal", "tokens", "loss", "spread", "against", "±")
 HINT = (
     "Loss: mean over seeds of the held-out loss at the end of training, in nats; spread: its standard deviation. "
-    "Against: mean difference to the first shape, paired by seed; +-: half its 95 % interval. Each interval stands for "
+    "Against: mean difference to the first shape, paired by seed; ±: half its 95 % interval. Each interval stands for "
     "itself: among many, one will miss."
 )
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from headwise.records.profile import QUANTITIES, LayerProfile, Profile
 from headwise.records.scores import Scores
 from headwise.report.page.budgets import budget_tables
 from headwise.report.page.result import Curve, result_section
+from headwise.report.page.template import filled
 from headwise.report.summary import sentence
 
 DECADES = 6.0  # of a spectrum that the page shows, in 255 steps
@@ -61,21 +60,17 @@ def write_page(
 
 def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()) -> str:
     """The page as text."""
-    folder = resources.files(__name__)
-    template, style, theme, code = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "theme.js", "page.js")
-    )
-    name = Path(str(profile.model["source"])).name or str(profile.model["source"])
-    data = json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    source = str(profile.model["source"])
     parts = {
-        "TITLE": escape(name),
+        "TITLE": escape(Path(source).name or source),
         "SENTENCE": escape(sentence(profile)),
-        "STYLE": style,
-        "CODE": theme + code,
-        "DATA": data,
+        "FACTS": "",
+        "FIRST": "map",
+        "SOURCE": "profile.json",
+        "RESULT": "" if scores is None or plan is None else result_section(scores, plan, curve),
+        "DATA": json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
-    parts["RESULT"] = "" if scores is None or plan is None else result_section(scores, plan, curve)
-    return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
+    return filled("inspect", parts, code=["inspect.js"])
 
 
 def page_data(profile: Profile) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 
 from headwise.records.files import write_text
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, UNREACHED, Chart, Findings, Line
+from headwise.report.page.template import filled
 from headwise.report.papers import HEADER, Row, cells, duration
 
 WIDTH, HEIGHT = 440, 260
@@ -29,23 +27,19 @@ def write_papers_page(titles: dict[str, str], rows: Sequence[Row], path: Path) -
 
 def render_papers(titles: dict[str, str], rows: Sequence[Row]) -> str:
     """The page as text."""
-    folder = resources.files(__package__ or "")
-    template, style, code = (
-        (folder / name).read_text(encoding="utf-8") for name in ("papers.html", "page.css", "theme.js")
-    )
     counts = {status: sum(row.verdict.status == status for row in rows) for status in CLASSES}
     said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     found = {(f.paper, f.experiment): f for row in rows if (f := row.findings)}
     seconds = sum(findings.seconds for findings in found.values())
     parts = {
+        "TITLE": "Four papers, reproduced",
         "SENTENCE": escape(f"{len(rows)} claims of {len(titles)} papers: {said}."),
         "FACTS": escape(f"{duration(seconds)} on one core in all; the time of a row is that of its experiment."),
+        "FIRST": "papers",
+        "SOURCE": "the JSON files that <code>headwise papers run</code> writes",
         "PAPERS": "".join(_paper(key, title, rows) for key, title in titles.items()),
-        "VERSION": version("headwise"),
-        "STYLE": style,
-        "CODE": code,
     }
-    return re.sub(r"%([A-Z]+)%", lambda name: parts[name[1]], template)
+    return filled("papers", parts)
 
 
 def _paper(key: str, title: str, rows: Sequence[Row]) -> str:

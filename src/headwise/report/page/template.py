@@ -9,13 +9,15 @@ from importlib import resources
 from importlib.metadata import version
 
 
-def filled(kind: str, parts: Mapping[str, str]) -> str:
-    """The page of a ``kind``: its template within the frame of all pages, in the common style, light or dark."""
+def filled(kind: str, parts: Mapping[str, str], code: Sequence[str] = ()) -> str:
+    """The page of a ``kind``: its template within the frame of all pages, in the common style, light or dark.
+
+    ``code`` names files with code that only this page needs.
+    """
     folder = resources.files(__package__ or "")
-    frame, main, style, code = (
-        (folder / file).read_text(encoding="utf-8") for file in ("frame.html", f"{kind}.html", "page.css", "theme.js")
-    )
-    parts = {**parts, "KIND": kind, "VERSION": version("headwise"), "STYLE": style, "CODE": code}
+    files = ("frame.html", f"{kind}.html", "page.css", "theme.js", *code)
+    frame, main, style, *scripts = ((folder / file).read_text(encoding="utf-8") for file in files)
+    parts = {**parts, "KIND": kind, "VERSION": version("headwise"), "STYLE": style, "CODE": "".join(scripts)}
     parts["MAIN"] = _fill(main, parts)
     return _fill(frame, parts)
 
