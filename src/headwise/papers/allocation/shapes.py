@@ -28,7 +28,7 @@ class Settings:
     seed: int
     layers: int = 6
     length: int = 128
-    steps: int = 1500
+    steps: int = 800
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

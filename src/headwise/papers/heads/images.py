@@ -34,7 +34,7 @@ class Settings:
     side: int
     control: bool
     seed: int = 0
-    steps: int = 1500
+    steps: int = 800
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:
@@ -42,7 +42,7 @@ class Settings:
         if size == "quick":
             return [cls(h, side, False, 0, 150) for h in (1, 8) for side in (8, 12)]
         cells = [(h, side, control) for side in (16, 12, 8) for control in (False, True) for h in (1, 2, 4, 8, 16)]
-        return [cls(*cell, seed=seed) for cell in cells for seed in range(seeds or 3)]
+        return [cls(*cell, seed=seed) for cell in cells for seed in range(seeds or 2)]
 
 
 def run(settings: Settings) -> dict[str, Any]:

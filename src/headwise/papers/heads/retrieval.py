@@ -95,8 +95,8 @@ class Settings:
     table: int
     heads: int
     tokens: int
-    seeds: int = 6
-    steps: int = 8000
+    seeds: int = 4
+    steps: int = 5000
     rate: float = 0.01
     orthonormal: bool = True
 
@@ -114,12 +114,12 @@ class Settings:
         cells = [(number, heads, T) for T in LENGTHS for number, table in TABLES.items() for heads in table.published]
         layers = {number: table.layers for number, table in TABLES.items()}
         several = [
-            cls(*cell, seeds=seeds or (6 if layers[cell[0]] == 1 else 3), steps=8000 if layers[cell[0]] == 1 else 5000)
+            cls(*cell, seeds=seeds or (4 if layers[cell[0]] == 1 else 3), steps=5000 if layers[cell[0]] == 1 else 3000)
             for cell in cells
         ]
         enough = TABLES[FIRST].enough
         beside = [(heads, T) for heads in (enough - 1, enough) for T in LENGTHS]
-        several += [cls(FIRST, heads, T, seeds=seeds or 6, orthonormal=False) for heads, T in beside]
+        several += [cls(FIRST, heads, T, seeds=seeds or 4, orthonormal=False) for heads, T in beside]
         return sorted(several, key=lambda settings: -settings.tokens * layers[settings.table])
 
 

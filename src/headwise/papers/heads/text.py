@@ -40,7 +40,7 @@ class Settings:
     control: bool
     seed: int = 0
     queries: int = 2000
-    steps: int = 2000
+    steps: int = 1500
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

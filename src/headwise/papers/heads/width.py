@@ -24,7 +24,7 @@ class Settings:
     tokens: int
     hidden: int
     seeds: int = 4
-    steps: int = 6000
+    steps: int = 4000
     rate: float = 0.01
 
     @classmethod
