@@ -78,7 +78,7 @@ def seconds_of_steps(plan, tokens, bf16, steps, folder):
     count = len(tokens) // CONTEXT - 1
     examples = Examples(rows_of(tokens, CONTEXT), count, 1, CONTEXT, "random", "random", "none")
     how = Training(tokens=(steps + WARM) * BATCH * CONTEXT, rate=RATE, batch=BATCH, evaluations=1)
-    fit_plan(join_processes(folder), plan, Timed(examples, how, bf16), Work(folder, "speed"), lambda *told: None)
+    fit_plan(join_processes(), plan, Timed(examples, how, bf16), Work(folder, "speed"), lambda *told: None)
     return {who: times[WARM : WARM + steps] for who, times in found.items()}
 
 

@@ -62,6 +62,12 @@ def test_shapes_of_one_speed_are_trained_once(given, tmp_path, monkeypatch):
     assert len(list((tmp_path / "tasks").iterdir())) == 2 and len(found.trials) == 4
 
 
+def test_a_training_that_diverges_is_named(given, tmp_path, monkeypatch):
+    steady(monkeypatch, 1000.0, 1009.0)
+    with pytest.raises(InputError, match="^usual-tokens-seed0: The loss is not a number at step"):
+        compare(*given, tmp_path, seeds=1, how=replace(HOW, rate=1e30))
+
+
 KILLED = """
 import os, signal, sys, headwise.training.work as w, headwise.compare.tasks as t, headwise.cli as cli
 save = w.Work.save
@@ -86,7 +92,7 @@ def test_a_killed_comparison_goes_on_from_its_checkpoint(given, tmp_path, monkey
     )
     assert died.returncode == -signal.SIGKILL
     (left,) = (tmp_path / "killed" / "tasks" / "other-tokens-seed0").glob("global-*.safetensors")
-    assert left.name == "global-00000005.safetensors"
+    assert left.name.endswith("-00000005.safetensors")
     steps, loss = [], Task.loss
     monkeypatch.setattr(Task, "loss", lambda self, model, part: (steps.append(part), loss(self, model, part))[1])
     app(list(map(str, command)), standalone_mode=False)

@@ -19,13 +19,16 @@ def on_ray(work: Callable[[T], R], pieces: Sequence[T], *, gpu: bool = False) ->
     """
     try:
         import ray  # noqa: PLC0415 - slow to import, and only asked for at times
-        from ray.exceptions import RayTaskError  # noqa: PLC0415
+        from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415
     except ImportError:
         raise InputError('Ray is not installed: pip install "headwise[ray]", or leave out --on ray.') from None
     if not pieces:
         return
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise InputError(f"Ray cannot be reached: {error}") from None
     gpus = 1 if gpu and ray.cluster_resources().get("GPU") else 0
     remote = ray.remote(num_cpus=1, num_gpus=gpus)(work)
     waiting = [remote.remote(piece) for piece in pieces]
@@ -35,6 +38,8 @@ def on_ray(work: Callable[[T], R], pieces: Sequence[T], *, gpu: bool = False) ->
             yield ray.get(ready)
     except RayTaskError as error:
         raise error.cause from error
+    except RayError as error:
+        raise InputError(f"A task on Ray ended early: {error}") from error
     finally:
         for each in waiting:
             ray.cancel(each, force=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer
 
+import headwise.steps.train
 from headwise.cli import app, main
 from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
@@ -25,6 +27,7 @@ from headwise.steps.train import train, windows
 from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import faster_in_half, paces
 from headwise.training.processes import in_half, join_processes
+from headwise.training.work import Work
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_heal import run, weights
 from tests.tokens import save_tokenizer
@@ -118,6 +121,12 @@ ENDS = {
     "full disk": "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
 }
+FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
+    "vocabulary": (windows, "learn_tokenizer", 500, "/run.training/tokenizer-"),
+    "tokens": (windows, "_write_tokens", 500, "/run.training/tokens-"),
+    "metrics": (Work, "log", 0, "/run.training/metrics.jsonl"),
+    "model": (headwise.steps.train, "save_student", 9000, "/run"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +157,7 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_weights(given, wh
     )
     assert died.returncode == (-signal.SIGKILL if end == "killed" else 1), died.stderr
     assert "Traceback" not in died.stderr
-    assert end == "killed" or "global-00000024.safetensors: " in died.stderr
+    assert end == "killed" or "-00000024.safetensors: " in died.stderr
     assert not (tmp_path / "run").exists()
     assert list((tmp_path / "run.training").glob("global-*.safetensors"))
     app(list(map(str, command)), standalone_mode=False)
@@ -160,6 +169,38 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_weights(given, wh
         for folder in (whole, tmp_path / "run")
     ]
     assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize("at", FULL_AT)
+def test_a_full_disk_is_one_sentence_that_names_the_file(given, tmp_path, at, monkeypatch, capsys):
+    place, name, size, named = FULL_AT[at]
+    real, (_, most) = getattr(place, name), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(*args, **kwargs):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+        try:
+            return real(*args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    monkeypatch.setattr(place, name, full)
+    monkeypatch.setattr(sys, "argv", ["headwise", *map(str, train_command(given, tmp_path / "run"))])
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with pytest.raises(SystemExit) as end:
+        main()
+    signal.signal(signal.SIGXFSZ, before)
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and said.count("\n") == 1, said
+    assert named in said and said.endswith(": File too large.\n"), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_data_is_told_once_by_two_processes(given, tmp_path):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    done = run(*train_command((given[0], tmp_path / "empty.txt"), tmp_path / "run"), processes=2)
+    assert done.returncode != 0
+    assert done.stderr.count("empty.txt holds no text: it has 0 bytes.") == 1, done.stderr
+    assert "Connection closed" not in done.stderr
 
 
 def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
@@ -180,6 +221,8 @@ def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
     assert words.decode(everything) == 2 * (SENTENCES + END)
     save_tokenizer(tmp_path / "letters")
     letters = windows.read_windows(reads, [text], str(tmp_path / "letters"), how, tmp_path, note)
+    wide = windows.read_windows(Text(70_000, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
+    assert torch.equal(wide.rows(torch.arange(4))[1], letters.rows(torch.arange(4))[1])
     assert letters.sha256 != first.sha256 and letters.tokenizer == str(tmp_path / "letters")
     with pytest.raises(InputError, match="has 97 tokens, the plan's model knows 50; headwise design --vocab 97"):
         windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
@@ -191,11 +234,19 @@ def test_trainings_are_timed_in_turns_and_the_precision_is_found_out_once(given,
     device = torch.device("cpu")
     speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.05)
     assert speeds[0] == pytest.approx(speeds[2], rel=0.9) and min(speeds) > 0
-    assert isinstance(faster_in_half(plan, examples, how, device), bool)
-    accelerator = join_processes(tmp_path)
-    assert in_half(accelerator, "auto", tmp_path, lambda: True)
-    assert in_half(accelerator, "auto", tmp_path, lambda: False)  # as it was
-    assert not in_half(accelerator, "fp32", tmp_path, lambda: True)
+    accelerator, work = join_processes(), Work(tmp_path, "one")
+    assert isinstance(faster_in_half(plan, examples, how, accelerator), bool)
+    assert in_half(accelerator, "auto", work, lambda: True)
+    assert in_half(accelerator, "auto", work, lambda: False)  # as it was
+    assert not in_half(accelerator, "auto", Work(tmp_path, "other"), lambda: False)
+    assert not in_half(accelerator, "fp32", work, lambda: True)
+
+
+def test_trackers_that_are_not_there_are_named():
+    with pytest.raises(InputError, match="tensorbord is not a tracker that Accelerate knows"):
+        join_processes("tensorbord")
+    with pytest.warns(UserWarning), pytest.raises(InputError, match="The tracker tensorboard is not installed here"):
+        join_processes("tensorboard")
 
 
 def wrong_inputs(folder):

@@ -1,16 +1,19 @@
 """The loop: schedules, checkpoints that go on exactly, and weights split over processes."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
 
+from headwise.records.errors import InputError
 from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
 from headwise.training.work import METRICS, Work
 
@@ -52,8 +55,8 @@ def test_it_learns_keeps_the_best_and_leaves_the_rest_alone(tmp_path):
     assert best is not None and best.score < 0.1 * before and list(best.tensors) == ["weight"]
     assert torch.equal(model.bias, bias)
     assert sorted(path.name for path in tmp_path.glob("global-*")) == [
-        "global-00000030.safetensors",
-        "global-00000040.safetensors",
+        "global-a-00000030.safetensors",
+        "global-a-00000040.safetensors",
     ]
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 41))
@@ -87,12 +90,34 @@ def test_a_damaged_checkpoint_and_those_of_another_run_are_passed_over(tmp_path)
     work = Work(tmp_path, "a")
     for step in (1, 2, 3):
         work.save("global", step, {"x": torch.full((2,), float(step))})
-    (tmp_path / "global-00000003.safetensors").write_bytes(b"half")
+    (tmp_path / "global-a-00000003.safetensors").write_bytes(b"half")
     assert work.load("global")[0] == 2
-    assert Work(tmp_path, "b").load("global") == (0, {})
+    other = Work(tmp_path, "b")
+    assert other.load("global") == (0, {})
+    other.save("global", 1, {"x": torch.zeros(2)})
+    assert other.load("global")[0] == 1 and work.load("global")[0] == 2  # neither forgets the other's
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"run": "a", "stage": "global", "st')
     assert work.metrics() == []
+
+
+def test_metrics_are_taken_back_whole_or_not_at_all(tmp_path, monkeypatch):
+    work = Work(tmp_path, "a")
+    for step in range(1, 6):
+        work.log(stage="global", step=step, loss=1.0)
+    monkeypatch.setattr(Path, "replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        work.forget_after("global", 3)
+    assert len(work.metrics()) == 5
+    monkeypatch.undo()
+    work.forget_after("global", 3)
+    assert [line["step"] for line in work.metrics()] == [1, 2, 3]
+
+
+def test_held_out_scores_that_are_no_numbers_stop_it(tmp_path):
+    model, loss, _ = problem()
+    with pytest.raises(InputError, match=r"The held-out error is not a number at step 10\. A lower learning rate"):
+        fit(Accelerator(cpu=True), model, SCHEDULE, loss, lambda wrapped: {"error": math.nan}, Work(tmp_path, "a"))
 
 
 def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):

@@ -46,6 +46,8 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
     first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
+    if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
+        tokenizer = str(own.resolve())
     setting = Setting(tuple(path.expanduser().resolve() for path in data), tokenizer, folder.resolve())
     examples = setting.examples(first, how, progress)
     how = settled(how, first, examples)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.comparison import Trial
+from headwise.records.errors import InputError
 from headwise.records.files import write_text
 from headwise.records.plan import Plan
 from headwise.records.training import Training
@@ -54,16 +55,17 @@ class Timing:
         """Measure and put it down."""
         progress(0, 1, "timing all shapes in turns")
         folder = self.setting.folder
-        accelerator = join_processes(folder)
-        first, device = self.plans[0], accelerator.device
+        accelerator = join_processes()
+        first = self.plans[0]
         examples = self.setting.examples(first, self.how)
+        work = Work(folder, self._hash())
         half = in_half(
-            accelerator, self.how.precision, folder, lambda: faster_in_half(first, examples, self.how, device)
+            accelerator, self.how.precision, work, lambda: faster_in_half(first, examples, self.how, accelerator)
         )
         task = Task(examples, self.how, half)
         found = {
             HASH: self._hash(),
-            "tokens_per_second": paces([(plan, task) for plan in self.plans], device),
+            "tokens_per_second": paces([(plan, task) for plan in self.plans], accelerator.device),
             "precision": "bf16" if half else "fp32",
         }
         write_text(folder / PACE, json.dumps(found))
@@ -103,9 +105,12 @@ class Learning:
         """Train from the last checkpoint on, and put down what comes out."""
         folder = self._file().with_suffix("")
         examples = self.setting.examples(self.plan, self.how)
-        accelerator = join_processes(folder)
         work = Work(folder, self._hash())
-        fit_plan(accelerator, self.plan, Task(examples, self.how, self.how.precision == "bf16"), work, progress)
+        task = Task(examples, self.how, self.how.precision == "bf16")
+        try:
+            fit_plan(join_processes(), self.plan, task, work, progress)
+        except InputError as error:
+            raise InputError(f"{self.title}: {error}") from None
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
         tokens, loss = curve[-1]
         best = min(each for _, each in curve)

@@ -52,7 +52,7 @@ def check_source(path: Path) -> Source:
 def pieces_of(path: Path) -> Generator[str, None, None]:
     """The text of a file in pieces that end where a line ends, if there are lines."""
     rest = ""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         while block := file.read(PIECE):
             whole = rest + block
             end = whole.rfind("\n") + 1 or len(whole)

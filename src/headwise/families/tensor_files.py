@@ -14,10 +14,7 @@ from headwise.records.files import replacing
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
     """Write a safetensors file whole or not at all; ``facts`` hold an ``inputs_hash``: what it was made from."""
     with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, facts)
-        except SafetensorError as error:
-            raise OSError(None, str(error), str(path)) from error
+        save_file(tensors, temporary, facts)
 
 
 def read_tensors(path: Path, inputs_hash: str) -> tuple[dict[str, str], dict[str, Tensor]] | None:

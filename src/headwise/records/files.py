@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 from headwise.records.errors import InputError
 
 Kind = TypeVar("Kind")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -25,9 +28,18 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
+        _tell_disk(error, temporary, path)
         raise
+
+
+def _tell_disk(error: BaseException, temporary: Path, path: Path) -> None:
+    """Where writing ``path`` failed, name it and not its temporary one; libraries in Rust only tell in their text."""
+    told = re.search(r"(?:os error|code:) (\d+)", str(error))
+    if isinstance(error, OSError):
+        if error.errno in FULL or error.filename is None or str(error.filename).startswith(str(temporary)):
+            error.filename = str(path)
+    elif isinstance(error, Exception) and told:
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -69,8 +81,9 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
         if path.exists():
             path.rmdir()
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _tell_disk(error, temporary, path)
         for parent in made:
             with suppress(OSError):
                 parent.rmdir()

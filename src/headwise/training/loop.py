@@ -27,7 +27,6 @@ STAGE = "global"
 FRESH = 0.02
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True)
-EVERYWHERE = StateDictOptions(full_state_dict=True)
 BACK = StateDictOptions(full_state_dict=True, strict=False)
 Progress = Callable[[int, int, str], None]
 Loss = Callable[[nn.Module, int], Tensor]
@@ -77,10 +76,7 @@ def fit(
     for step in range(done, schedule.steps):
         set_rate(adam, schedule.at(step))
         value = _backward(accelerator, wrapped, schedule, loss, step)
-        if not math.isfinite(value):
-            best = work.best()
-            kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
-            raise InputError(f"The loss is not a number at step {step + 1}.{kept} A lower learning rate may help.")
+        _check_finite(value, "loss", step + 1, work)
         accelerator.clip_grad_norm_(learning(wrapped), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -157,6 +153,8 @@ def score_weights(
 ) -> dict[str, float]:
     """Judge the weights as they are, put the scores down, and keep the weights if they are the best so far."""
     scores = judge(model)
+    for name, score in scores.items():
+        _check_finite(score, f"held-out {name}", step, work)
     weights = trained_weights(model)
     accelerator.log({f"held_out_{name}": value for name, value in scores.items()}, step=step)
     if accelerator.is_main_process:
@@ -164,6 +162,13 @@ def score_weights(
         work.log(stage=stage, step=step, tokens=tokens, scores=scores)
     accelerator.wait_for_everyone()
     return scores
+
+
+def _check_finite(value: float, name: str, step: int, work: Work) -> None:
+    if not math.isfinite(value):
+        best = work.best()
+        kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
+        raise InputError(f"The {name} is not a number at step {step}.{kept} A lower learning rate may help.")
 
 
 def _checkpoint(
@@ -188,7 +193,7 @@ def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, acceler
         return 0
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model ")}
     put_weights(wrapped, {name.removeprefix("model "): tensor for name, tensor in weights.items()})
-    state = cast(Any, get_optimizer_state_dict(wrapped, adam, options=EVERYWHERE))
+    state = cast(Any, get_optimizer_state_dict(wrapped, adam))
     for name, moments in state["state"].items():
         moments |= {key: tensors[f"{key} {name}"] for key in moments}
     set_optimizer_state_dict(wrapped, adam, state, options=BACK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Work:
 
     def save(self, stage: str, step: int, tensors: Tensors) -> None:
         """Put a checkpoint away, and forget all but the last two."""
-        self._write(self.folder / f"{stage}-{step:08d}.safetensors", tensors, step=step)
+        self._write(self.folder / f"{self._prefix(stage)}{step:08d}.safetensors", tensors, step=step)
         for path in self._checkpoints(stage)[:-KEPT]:
             path.unlink(missing_ok=True)
 
@@ -64,8 +65,13 @@ class Work:
 
     def log(self, **facts: Any) -> None:
         """Add a line to the metrics."""
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n")
+        path = self.folder / METRICS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(self._line(facts))
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of this run so far; a line that a kill has cut short is left out."""
@@ -82,13 +88,17 @@ class Work:
     def forget_after(self, stage: str, step: int) -> None:
         """Take the metrics back to a checkpoint: what came after it is done again."""
         kept = [facts for facts in self.metrics() if facts["stage"] != stage or facts["step"] <= step]
-        write_text(self.folder / METRICS, "")
-        for facts in kept:
-            self.log(**facts)
+        write_text(self.folder / METRICS, "".join(map(self._line, kept)))
 
     def _write(self, path: Path, tensors: Tensors, **facts: Any) -> None:
         about = {"inputs_hash": self.inputs_hash, **{name: str(value) for name, value in facts.items()}}
         write_tensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()}, about)
 
     def _checkpoints(self, stage: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{stage}-*.safetensors"))
+        return sorted(self.folder.glob(f"{self._prefix(stage)}*.safetensors"))
+
+    def _prefix(self, stage: str) -> str:
+        return f"{stage}-{self.inputs_hash[:8]}-"
+
+    def _line(self, facts: Mapping[str, Any]) -> str:
+        return json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n"

@@ -53,6 +53,12 @@ CLAIMS = (
     Claim("heads-pay", "It is the heads that make up for depth.", "no shallow control in the paper", "lean"),
     Claim("equal-size", "Reviewers asked: at equal parameters.", "not in the paper", "lean"),
     Claim("equal-work", "Reviewers asked: at equal wall-clock time.", "not in the paper", "lean"),
+    Claim(
+        "head-width",
+        "The other reading, where heads keep their width and the attention doubles: half the depth keeps the score.",
+        "Long-Range Arena: heads of 32",
+        "lean",
+    ),
     Claim("conditioning", "Better conditioning lasts through training and makes it faster.", "figures, ViT-B", "lean"),
     Claim(
         "imagenet",

@@ -37,6 +37,9 @@ QUICK_STEPS = 100
 PATCH, LISTOPS, LONGEST = 2, 20_000, 48
 READING = (128, 8)
 LOOKED_AT = 8
+KEPT = ("images",)  # where the paper claims no more than equal scores
+JUDGED = {"images": "lean", "text": "lean", "listops": "lean wide"}  # as the paper's models seem to have been made
+SAME_TIME = 0.1
 SINGULAR = 1e-8
 NOISE = {"images": 0.01, "text": 0.005, "listops": 0.01}
 
@@ -157,11 +160,14 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     scores, facts = _table(points)
     verdicts = []
     for data, row in scores.items():
-        gap = row["lean"] - row["baseline"]
-        status = HELD if gap >= -NOISE[data] else FAILED
+        judged = JUDGED[data] if JUDGED[data] in row else "lean"
+        gap = row[judged] - row["baseline"]
+        as_good = HELD if data in KEPT else CONDITIONAL
+        status = HELD if gap > NOISE[data] else as_good if gap >= -NOISE[data] else FAILED
         listed = ", ".join(f"{name} {value:.3f}" for name, value in row.items())
         sizes = ", ".join(f"{name} {facts[data][name]['parameters'] / 1000:.0f}k" for name in row)
-        verdicts.append(Verdict(f"lean-{data}", status, f"{_kind(data)}: {listed}", f"parameters: {sizes}"))
+        because = f"{judged} against baseline {gap:+.3f}, up to {NOISE[data]} counts as equal; parameters: {sizes}"
+        verdicts.append(Verdict(f"lean-{data}", status, f"{_kind(data)}: {listed}", because))
     gains = {data: row["lean"] - row["shallow"] for data, row in scores.items()}
     more = {data: row["more heads"] - row["baseline"] for data, row in scores.items() if "more heads" in row}
     wins = sum(gain > NOISE[data] for data, gain in gains.items())
@@ -192,20 +198,22 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 def _controls(scores: dict[str, dict[str, float]], facts: dict[str, Any]) -> list[Verdict]:
     verdicts = []
-    for claim, name in (("equal-size", "lean equal size"), ("equal-work", "lean equal work")):
+    arms = (("equal-size", "lean equal size"), ("equal-work", "lean equal work"), ("head-width", "lean wide"))
+    for claim, name in arms:
         gaps = {data: row[name] - row["baseline"] for data, row in scores.items() if name in row}
         if not gaps:
             continue
         wins = sum(gap >= -NOISE[data] for data, gap in gaps.items())
-        times = ", ".join(
-            f"{data} {facts[data][name]['seconds'] / facts[data]['baseline']['seconds']:.2f}" for data in gaps
-        )
+        times = {data: facts[data][name]["seconds"] / facts[data]["baseline"]["seconds"] for data in gaps}
+        status = HELD if wins == len(gaps) else CONDITIONAL if wins else FAILED
+        if claim == "equal-work" and status == HELD and any(abs(time - 1) > SAME_TIME for time in times.values()):
+            status = CONDITIONAL
         verdicts.append(
             Verdict(
                 claim,
-                HELD if wins == len(gaps) else CONDITIONAL if wins else FAILED,
+                status,
                 "against the baseline " + ", ".join(f"{data} {gap:+.3f}" for data, gap in gaps.items()),
-                f"time against the baseline {times}",
+                "time against the baseline " + ", ".join(f"{data} {time:.2f}" for data, time in times.items()),
             )
         )
     return verdicts
@@ -225,7 +233,7 @@ def _conditioning(points: Sequence[Point[Settings]]) -> Verdict:
         f"{data}: {s[0]:.1f} -> {x[0]:.1f} at the start, {s[1]:.1f} -> {x[1]:.1f} after, loss {s[2]:.3f} -> {x[2]:.3f}"
         for data, s, x in pairs
     )
-    status = HELD if better == faster == len(pairs) else CONDITIONAL if better else FAILED
+    status = HELD if better == faster == len(pairs) else CONDITIONAL if better and faster else FAILED
     return Verdict(
         "conditioning",
         status,
@@ -247,12 +255,17 @@ def _conditions(model: nn.Module, inputs: Tensor) -> list[float]:
 
 
 def _table(points: Sequence[Point[Settings]]) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    scores: dict[str, dict[str, list[float]]] = {}
-    facts: dict[str, Any] = {}
+    """Mean scores, and means of parameters and seconds, by data and arm."""
+    rows: dict[str, dict[str, list[Any]]] = {}
     for settings, found in points:
-        scores.setdefault(settings.data, {}).setdefault(settings.arm, []).append(found["score"])
-        facts.setdefault(settings.data, {})[settings.arm] = found
-    return {d: {name: float(np.mean(v)) for name, v in row.items()} for d, row in scores.items()}, facts
+        rows.setdefault(settings.data, {}).setdefault(settings.arm, []).append(found)
+
+    def mean(name: str) -> dict[str, dict[str, float]]:
+        return {d: {a: float(np.mean([f[name] for f in some])) for a, some in row.items()} for d, row in rows.items()}
+
+    size, seconds = mean("parameters"), mean("seconds")
+    facts = {d: {a: {"parameters": size[d][a], "seconds": seconds[d][a]} for a in row} for d, row in rows.items()}
+    return mean("score"), facts
 
 
 def _kind(data: str) -> str:

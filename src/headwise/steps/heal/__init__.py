@@ -66,7 +66,7 @@ def heal(
     student, teacher = open_model(source), open_model(teacher_source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan)
     folder = output.with_name(f"{output.name}.healing")
-    accelerator = join_processes(folder, track)
+    accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
     dtype = student.dtype
     for model in (student, teacher):
         model.float().to(accelerator.device)
@@ -133,7 +133,7 @@ class _Healer:
         if rounds > 1 and predicts_next(teacher) and not how.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
         width, device = shape_of(teacher).width, accelerator.device
-        self.half = in_half(accelerator, how.precision, work.folder, lambda: products_faster_in_half(width, device))
+        self.half = in_half(accelerator, how.precision, work, lambda: products_faster_in_half(width, device))
         self.guide = Teacher(teacher, how, self.half, memory)
 
     def run(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.steps.train.pace import faster_in_half
 from headwise.training.loop import put_weights
-from headwise.training.processes import in_half, join_processes
+from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work
 
 
@@ -42,14 +42,13 @@ def train(
     check_free(output)
     check_plan(plan)
     folder = output.with_name(f"{output.name}.training")
-    accelerator = join_processes(folder, track)
-    with accelerator.main_process_first():
-        examples = read_examples(plan, data, tokenizer, asked, folder, progress)
+    accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
+    examples = first_then_all(accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress))
     how = settled(asked, plan, examples)
     work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
     if track is not None:
         accelerator.init_trackers("headwise-train", config=how.facts())
-    half = in_half(accelerator, how.precision, folder, lambda: faster_in_half(plan, examples, how, accelerator.device))
+    half = in_half(accelerator, how.precision, work, lambda: faster_in_half(plan, examples, how, accelerator))
     task = Task(examples, how, half, accelerator.num_processes, accelerator.process_index)
     fit_plan(accelerator, plan, task, work, progress)
     accelerator.end_training()
@@ -66,6 +65,7 @@ def train(
     scores = next(line["scores"] for line in lines if "scores" in line and line["step"] == best.step)
     told = {
         **how.facts(),
+        "precision": "bf16" if half else "fp32",
         "data": ", ".join(path.name for path in data),
         "tokens": lines[-1]["tokens"],
         "best": best.step,

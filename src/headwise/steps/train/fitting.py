@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -28,10 +29,8 @@ from headwise.training.loop import Schedule, fit
 from headwise.training.order import shuffled
 from headwise.training.work import Work
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 BYTES = 4  # of a weight
+LARGEST = 700.0  # nats whose exponential is a number
 
 
 def read_examples(
@@ -101,7 +100,7 @@ class Task:
                 right += 0 if text else int((logits.argmax(-1) == wanted).sum())
                 total += len(wanted)
         loss = nats / total
-        return {"loss": loss, **({"perplexity": math.exp(loss)} if text else {"accuracy": right / total})}
+        return {"loss": loss, **({"perplexity": math.exp(min(loss, LARGEST))} if text else {"accuracy": right / total})}
 
     def _run(self, model: nn.Module, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and wanted classes, a row for each answer."""
@@ -115,7 +114,9 @@ class Task:
 def fit_plan(accelerator: Accelerator, plan: Plan, task: Task, work: Work, progress: Progress) -> None:
     """Train a model of ``plan`` by ``task``, whose settings are `settled`; ``work`` keeps its best weights."""
     how = task.how
-    model = fresh_model(plan, how.seed).to(accelerator.device)
+    model = fresh_model(plan, how.seed)
+    if accelerator.distributed_type != DistributedType.FSDP:  # which may be needed because one device cannot hold it
+        model.to(accelerator.device)
     steps = max(1, round(cast(int, how.tokens) / task.step_tokens))
     schedule = Schedule(
         steps=steps,

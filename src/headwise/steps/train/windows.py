@@ -53,7 +53,7 @@ def read_windows(
             f"headwise design --vocab {len(opened)} makes room for them."
         )
     kind = np.uint16 if reads.vocab <= SMALL else np.uint32
-    made = _hash(contents, words)
+    made = _hash(contents, words, np.dtype(kind).name)
     file = folder / f"tokens-{made[:8]}.bin"
     if not file.is_file():
         _write_tokens(sources, opened, kind, file, progress)
