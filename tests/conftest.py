@@ -1,7 +1,13 @@
+import io
+import subprocess
+from contextlib import redirect_stdout
+
 import pytest
 import torch
 import transformers
 from hypothesis import settings
+
+from headwise.families import reopen
 
 settings.register_profile("same examples every time", derandomize=True, deadline=None)
 settings.load_profile("same examples every time")
@@ -18,3 +24,19 @@ def _quiet_and_single_threaded():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def reopened_here(monkeypatch, tmp_path):
+    """Saved models are reopened in this process, which is faster; tests of saving show that a fresh one opens them."""
+    run = subprocess.run
+
+    def here(command, *args, **kwargs):
+        if reopen.__file__ not in command:
+            return run(command, *args, **kwargs)
+        with redirect_stdout(io.StringIO()) as said:
+            reopen.main(*command[command.index(reopen.__file__) + 1 :])
+        return subprocess.CompletedProcess(command, 0, said.getvalue(), "")
+
+    monkeypatch.setattr(subprocess, "run", here)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -64,7 +64,7 @@ def test_shapes_of_one_speed_are_trained_once(given, tmp_path, monkeypatch):
 
 def test_a_training_that_diverges_is_named(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1009.0)
-    with pytest.raises(InputError, match="^usual-tokens-seed0: The loss is not a number at step"):
+    with pytest.raises(InputError, match=r"^usual-tokens-seed0: The loss is not a number at step"):
         compare(*given, tmp_path, seeds=1, how=replace(HOW, rate=1e30))
 
 

@@ -26,6 +26,7 @@ from headwise.steps.heal.teacher import Memory, Teacher
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
+pytestmark = pytest.mark.usefixtures("reopened_here")
 TEXT = (
     " ".join(
         f"the {a} {b} jumps over the lazy {c}"

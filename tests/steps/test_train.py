@@ -32,6 +32,7 @@ from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_heal import run, weights
 from tests.tokens import save_tokenizer
 
+pytestmark = pytest.mark.usefixtures("reopened_here")
 ALIKE, MIXED = ((4, 4, 8, 8),) * 2, ((4, 2, 8, 6), (2, 2, 16, 16))
 WORDS = Blueprint(48, Text(300, 16, tied=True))
 QUICK = {"tokens": 4000, "batch": 4, "evaluations": 4, "precision": "fp32", "rate": 0.01}
