@@ -623,7 +623,7 @@ def list_papers(output: PaperResults = PAPER_RESULTS, as_json: AsJson = False) -
 
     rows = _claims(output)
     if as_json:
-        typer.echo(json.dumps([{"paper": row.paper, **asdict(row.claim), **asdict(row.verdict)} for row in rows]))
+        typer.echo(json.dumps([row.facts() for row in rows]))
     else:
         print_claims(rows)
 

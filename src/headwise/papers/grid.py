@@ -29,11 +29,18 @@ class Job:
 
     paper: str
     experiment: str
+    recipe: int
     settings: Mapping[str, Any]
+
+    @classmethod
+    def all(cls, paper: str, experiment: str, grid: Sequence[Any]) -> list[Job]:
+        """One for each setting of a grid."""
+        recipe = getattr(module_of(paper, experiment), "RECIPE", 1)
+        return [cls(paper, experiment, recipe, asdict(settings)) for settings in grid]
 
     def path(self, folder: Path) -> Path:
         """Its file."""
-        return outcome_path(folder, self.paper, self.experiment, self.settings)
+        return outcome_path(folder, self.paper, self.experiment, self.recipe, self.settings)
 
 
 def run_grids(
@@ -47,7 +54,7 @@ def run_grids(
 ) -> list[Findings]:
     """Run what is left of the ``chosen`` experiments (paper, experiment), then check each; files go to ``folder``."""
     grids = {names: module_of(*names).Settings.grid(size, seeds) for names in chosen}
-    jobs = [Job(*names, asdict(settings)) for names, grid in grids.items() for settings in grid]
+    jobs = [job for names, grid in grids.items() for job in Job.all(*names, grid)]
     left = [job for job in jobs if not job.path(folder).is_file()]
     done = len(jobs) - len(left)
     progress(done, len(jobs), "papers")
@@ -65,7 +72,8 @@ def measure(job: Job) -> Outcome:
     start = time.process_time()
     found = module.run(module.Settings(**job.settings))
     versions = {"headwise": version("headwise"), "torch": torch.__version__, "python": platform.python_version()}
-    return Outcome(job.paper, job.experiment, job.settings, found, round(time.process_time() - start, 3), versions)
+    seconds = round(time.process_time() - start, 3)
+    return Outcome(job.paper, job.experiment, job.recipe, job.settings, found, seconds, versions)
 
 
 def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
@@ -86,7 +94,7 @@ def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
 
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
     module = module_of(paper, experiment)
-    outcomes = [Outcome.load(Job(paper, experiment, asdict(settings)).path(folder)) for settings in grid]
+    outcomes = [Outcome.load(job.path(folder)) for job in Job.all(paper, experiment, grid)]
     points = [Point(settings, outcome.found) for settings, outcome in zip(grid, outcomes, strict=True)]
     findings = Findings(
         paper,

@@ -62,10 +62,14 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished setting of an experiment: what was set, what was found, how long it took, on which versions."""
+    """One finished setting of an experiment: what was set, what was found, how long it took, on which versions.
+
+    ``recipe`` numbers the ways in which the experiment has been done: outcomes of another one do not count.
+    """
 
     paper: str
     experiment: str
+    recipe: int
     settings: Mapping[str, Any]
     found: Mapping[str, Any]
     seconds: float
@@ -73,7 +77,7 @@ class Outcome:
 
     def save(self, folder: Path) -> None:
         """Write it under ``folder``."""
-        path = outcome_path(folder, self.paper, self.experiment, self.settings)
+        path = outcome_path(folder, self.paper, self.experiment, self.recipe, self.settings)
         write_record(path, OUTCOME, VERSION, asdict(self), indent=None)
 
     @classmethod
@@ -83,6 +87,7 @@ class Outcome:
         return cls(
             record.text("paper"),
             record.text("experiment"),
+            record.integer("recipe"),
             record.mapping("settings"),
             record.mapping("found"),
             record.number("seconds"),
@@ -131,9 +136,9 @@ class Findings:
         )
 
 
-def outcome_path(folder: Path, paper: str, experiment: str, settings: Mapping[str, Any]) -> Path:
-    """Where the outcome of ``settings`` belongs: the same settings, the same file."""
-    text = json.dumps([paper, experiment, settings], sort_keys=True)
+def outcome_path(folder: Path, paper: str, experiment: str, recipe: int, settings: Mapping[str, Any]) -> Path:
+    """Where the outcome of ``settings`` belongs: the same recipe and settings, the same file."""
+    text = json.dumps([paper, experiment, recipe, settings], sort_keys=True)
     return folder / paper / experiment / f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.json"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +24,13 @@ class Row:
     claim: Claim
     verdict: Verdict
     findings: Findings | None
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        run = self.findings and {
+            name: getattr(self.findings, name) for name in ("size", "settings", "seeds", "seconds")
+        }
+        return {"paper": self.paper, **asdict(self.claim), "verdict": asdict(self.verdict), "run": run}
 
 
 def rows(paper: str, claims: Sequence[Claim], found: dict[str, Findings | None]) -> list[Row]:

@@ -35,6 +35,12 @@ CLAIMS = (
         "ngram",
     ),
     Claim(
+        "gram-norm",
+        "Criticism: the upturn comes with a query-key norm, which caps how sharp a narrow head can be.",
+        "a replication: monotone without, U-shaped with it",
+        "ngram",
+    ),
+    Claim(
         "copy",
         "Special case: copying the previous token, step 1 of an induction head.",
         "a special case of Theorem 1",
@@ -86,6 +92,12 @@ CLAIMS = (
         "Strategy: leave early layers whole and narrow the later ones.",
         "no uniform baseline in the paper",
         "shapes",
+    ),
+    Claim(
+        "dominant-heads",
+        "Motivation: later layers use few dominant heads.",
+        "a citation",
+        reason="Another paper's observation, of large models; headwise inspect shows it for any model.",
     ),
     Claim(
         "compute",

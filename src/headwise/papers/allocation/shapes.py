@@ -35,7 +35,7 @@ class Settings:
         """Half and a quarter of the attention, every way, with and without a q/k norm; quick: a quarter, briefly."""
         if size == "quick":
             ways = ("whole", "narrow heads", "few heads")
-            return [cls(way, 4, False, 0, 3, 64, 80) for way in ways]
+            return [cls(way, 4, False, seed, 3, 64, 80) for way in ways for seed in range(seeds or 1)]
         left_out = {("whole", 2), ("few later", 4)}  # the same as with 4; not to be had at equal parameters
         cells = [(way, saved, False) for saved in (2, 4) for way in WAYS if (way, saved) not in left_out]
         cells += [(way, 4, True) for way in ("whole", "narrow heads", "few heads")]

@@ -58,7 +58,8 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     long = _curve(points, lambda s: s.tokens == LONG)
     pole = worst_head_count(points[0].settings.tokens, 64)
     grows = by_dim[1] < by_dim[2] < by_dim[3]
-    spread = max(by_width.values()) / min(by_width.values())
+    last, before = (by_dim[heads] for heads in sorted(by_dim, reverse=True)[:2])
+    gain = 1 - by_width[max(by_width)] / by_width[min(by_width)]
     return [
         Verdict(
             "theorem",
@@ -67,16 +68,17 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         ),
         Verdict(
             "more-heads",
-            CONDITIONAL if grows else HELD,
-            f"heads of 64: rises up to the pole at {pole:.1f} heads, falls beyond"
+            FAILED if last >= before else CONDITIONAL if grows else HELD,
+            f"heads of 64, pole at {pole:.1f} heads: {_show(by_dim)}"
             + (f"; heads of 32, {LONG} tokens: {_show(long)}" if long else ""),
             "only where heads together are wider than the text is long",
         ),
         Verdict(
             "fixed-width",
-            FAILED if spread < 1 + EXACT else HELD,
+            HELD if gain > EXACT else FAILED,
             f"768 dimensions in all: {_show(by_width)}",
-            "Gaussian outputs do not know how they are cut into heads",
+            f"from {min(by_width)} to {max(by_width)} heads {-gain:+.0%}: Gaussian outputs do not know how they are "
+            "cut into heads",
         ),
     ]
 

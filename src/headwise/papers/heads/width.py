@@ -10,10 +10,12 @@ import numpy as np
 
 from headwise.papers.heads.lookups import LookUpModels, Shape, Task, train
 from headwise.papers.point import Point
-from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 
 LOOK_UPS, HEAD_DIM = 4, 8
 STRAIGHT = 0.8
+STEEP = -0.1
+FEWEST = 3  # points of a fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,31 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Whether the logarithm of the error falls like a straight line in log N below D heads."""
-    fits = {key: _line(curve) for key, curve in _curves(points).items()}
+    curves = _curves(points)
+    fits = {key: _line(curve) for key, curve in curves.items()}
     below = [fit for (heads, _), fit in fits.items() if heads < LOOK_UPS]
-    straight = sum(correlation < -STRAIGHT for _, correlation in below)
+    straight = sum(correlation < -STRAIGHT and slope < STEEP for slope, correlation in below)
     status = HELD if straight == len(below) else CONDITIONAL if straight else FAILED
     shown = ", ".join(f"h={heads} T={T}: slope {slope:.2f}" for (heads, T), (slope, _) in fits.items())
-    return [Verdict("width-scaling", status, shown, f"straight (r below -{STRAIGHT}) in {straight} of {len(below)}")]
+    if any(len(curve) < FEWEST for curve in curves.values()):
+        return [Verdict(claim, OPEN, "in full only") for claim in ("width-scaling", "width-length")]
+    because = f"straight (r below -{STRAIGHT}) and falling (slope below {STEEP}) in {straight} of {len(below)}"
+    return [Verdict("width-scaling", status, shown, because), _by_length(curves)]
+
+
+def _by_length(curves: dict[tuple[int, int], dict[int, float]]) -> Verdict:
+    """Whether a longer text is worse at every N below D heads, and better at D."""
+    lengths = sorted({T for _, T in curves})
+    ratios = {
+        heads: float(
+            np.median([curves[heads, lengths[-1]][N] / error for N, error in curves[heads, lengths[0]].items()])
+        )
+        for heads in sorted({heads for heads, _ in curves})
+    }
+    right = [ratio > 1 if heads < LOOK_UPS else ratio < 1 for heads, ratio in ratios.items()]
+    status = HELD if all(right) else CONDITIONAL if any(right) else FAILED
+    shown = ", ".join(f"{heads} heads {ratio:.2f}x" for heads, ratio in ratios.items())
+    return Verdict("width-length", status, f"error at T = {lengths[-1]} over T = {lengths[0]}, median over N: {shown}")
 
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:

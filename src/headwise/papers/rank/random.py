@@ -25,7 +25,6 @@ from headwise.theory.hard_rank import (
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 KINDS = ("orthonormal", "unit keys", "causal", "gaussian", "narrow", "correlated", "keys are queries")
 TOLERANCE = 0.01
-CLOSE = 0.05
 SHARES = (0.5, 0.75, 0.9, 0.95)
 SMALL_GAIN = 0.01
 NARROW, SHARED = 32, 0.5
@@ -85,11 +84,14 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         abs(curves["unit keys"][N][at(w)] - unit_key_hard_rank(N, w) / N) for N in lengths if n <= N for w in WIDTHS
     )
     causal = max(abs(curves["causal"][N][-1] - expected_causal_hard_rank(N) / N) for N in lengths)
-    near = sum(abs(curves[kind][n][at(192)] - LIMIT) < CLOSE for kind in DEPENDENT)
+    above = {
+        kind: max(value - expected_hard_rank(N) / N for N in lengths for value in curves[kind][N]) for kind in DEPENDENT
+    }
+    below = sum(value < TOLERANCE for value in above.values())
     return [
         Verdict(
             "barrier",
-            HELD if highest < TOLERANCE else FAILED,
+            FAILED if highest >= TOLERANCE else HELD if max(map(max, unit.values())) < TOLERANCE else CONDITIONAL,
             f"orthonormal inputs: never more than {highest:+.4f} above (1 - (1 - 1/n)^n) n; unit keys of 32 or more "
             f"dimensions: within {max(map(max, unit.values())):.4f} of it",
             f"Gaussian keys: within {formula:.3f} of our closed formula from 8 dimensions on",
@@ -110,14 +112,16 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         ),
         Verdict(
             "inputs",
-            HELD if near == len(DEPENDENT) else CONDITIONAL if near else FAILED,
-            "n = 100, heads of 192: "
-            + ", ".join(f"{kind} {curves[kind][n][at(192)]:.3f}" for kind in ("orthonormal", *DEPENDENT)),
-            f"narrow: Gaussian of {NARROW} dimensions; correlated inputs stay far lower",
+            HELD if below == len(DEPENDENT) else CONDITIONAL if below else FAILED,
+            "most above (1 - (1 - 1/n)^n) n, over all widths and lengths: "
+            + ", ".join(f"{kind} {value:+.3f}" for kind, value in above.items()),
+            "how near they come, n = 100, heads of 192: "
+            + ", ".join(f"{kind} {curves[kind][n][at(192)]:.3f}" for kind in ("orthonormal", *DEPENDENT))
+            + f"; narrow: Gaussian of {NARROW} dimensions",
         ),
         Verdict(
             "causal",
-            HELD if causal < 2 * TOLERANCE else CONDITIONAL,
+            HELD if causal < 2 * TOLERANCE else FAILED,
             f"causal mask, {WIDTHS[-1]} dimensions: within {causal:.3f} of (n + 1) / 2n",
             "ours; the paper has no mask",
         ),
@@ -167,9 +171,10 @@ def _saturation(curves: dict[int, list[float]]) -> list[Verdict]:
     return [
         Verdict(
             "saturation",
-            FAILED if squares == len(SHARES) else CONDITIONAL,
+            HELD if squares == 0 else CONDITIONAL,
             f"n = {', '.join(map(str, lengths))}: {'; '.join(shown)}",
-            f"in brackets how uneven width / ln n and / ln^2 n are: ln^2 n fits better in {squares} of {len(SHARES)}",
+            f"in brackets how uneven width / ln n and / ln^2 n are: ln^2 n fits better in {squares} of {len(SHARES)}; "
+            "as the lower bound that the paper states, log n is right either way",
         ),
         Verdict(
             "small-gain",

@@ -31,7 +31,7 @@ class Settings:
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:
         """Widths 1 to 32 on both; quick: three widths of digits, briefly."""
         if size == "quick":
-            return [cls("digits", width, 0, 150) for width in (1, 4, 16)]
+            return [cls("digits", width, seed, 150) for width in (1, 4, 16) for seed in range(seeds or 1)]
         cells = [(data, width) for data in ("digits", "chapters") for width in (1, 2, 4, 8, 16, 32)]
         return [cls(*cell, seed) for cell in cells for seed in range(seeds or 3)]
 

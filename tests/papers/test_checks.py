@@ -1,0 +1,103 @@
+"""Verdicts follow from the numbers: made-up ones come out as they should, whichever way."""
+
+import pytest
+
+from headwise.papers.catalogue import module_of
+from headwise.papers.point import Point
+from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN
+
+
+def verdicts(experiment, size, found):
+    """What an experiment says where ``found`` gives the numbers of each setting of its grid."""
+    module = module_of(*experiment.split("/"))
+    points = [Point(settings, found(settings)) for settings in module.Settings.grid(size, None)]
+    return {verdict.claim: verdict for verdict in module.check(points)}
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}, FAILED),  # nobody learnt it
+        ({1: 0.5, 2: 0.05, 4: 0.01, 8: 0.001, 16: 0.01, 32: 0.02}, HELD),  # 8 heads, as the rule says
+        ({1: 0.05, 2: 0.05, 4: 0.05, 8: 0.05, 16: 0.05, 32: 0.05}, CONDITIONAL),  # heads are not what it takes
+    ],
+)
+def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors, status):
+    found = verdicts("allocation/special", "full", lambda settings: {"error": errors[settings.heads]})
+    assert found["copy"].status == status, found["copy"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        (lambda heads: 100 / heads, HELD),
+        (lambda heads: 300 if heads == 4 else 100 / heads, CONDITIONAL),
+        (lambda heads: 100 * heads, FAILED),
+    ],
+)
+def test_more_heads_condition_better_only_if_they_do_so_all_the_way(condition, status):
+    found = verdicts("depth/softmax", "full", lambda settings: {"condition": condition(settings.heads)})
+    assert found["softmax-heads"].status == status and found["jacobian"].status == status
+
+
+@pytest.mark.parametrize(
+    ("gain", "text", "images"), [(0.02, HELD, HELD), (0, CONDITIONAL, HELD), (-0.02, FAILED, FAILED)]
+)
+def test_to_beat_a_baseline_is_more_than_to_equal_it(gain, text, images):
+    def found(settings):
+        score = 0.5 + (gain if settings.arm.startswith("lean") else 0)
+        numbers = {"training": 1.0, "parameters": 10, "seconds": 1.0, "before": [1.0], "after": [1.0]}
+        return {"score": score, **numbers}
+
+    said = verdicts("depth/lean", "full", found)
+    assert (said["lean-text"].status, said["lean-images"].status) == (text, images)
+    assert said["conditioning"].status == FAILED
+
+
+@pytest.mark.parametrize(
+    ("error", "drop", "spare", "seeds"),
+    [
+        (lambda heads, enough: 1e-2 if heads < enough else 1e-4, HELD, HELD, FAILED),
+        (lambda heads, enough: 10.0**-heads, FAILED, CONDITIONAL, FAILED),
+        (lambda heads, enough: 1e-2 if heads <= enough else 1e-6, FAILED, FAILED, FAILED),
+    ],
+)
+def test_the_drop_is_where_enough_heads_are(error, drop, spare, seeds):
+    tables = module_of("heads", "retrieval").TABLES
+
+    def found(settings):
+        return {"nmse": [error(settings.heads, tables[settings.table].enough)] * settings.seeds}
+
+    said = verdicts("heads/retrieval", "full", found)
+    assert said["transition"].status == said["two-layers"].status == drop
+    assert said["min-over-seeds"].status == seeds
+    if drop == HELD or spare == FAILED:
+        assert said["spare-head"].status == spare
+
+
+def test_two_points_make_no_line():
+    assert verdicts("heads/width", "quick", lambda s: {"nmse": [1 / s.hidden]})["width-scaling"].status == OPEN
+    straight = verdicts("heads/width", "full", lambda s: {"nmse": [s.tokens ** (4 - s.heads - 0.5) / s.hidden]})
+    assert straight["width-scaling"].status == straight["width-length"].status == HELD
+    assert verdicts("rank/forced", "quick", lambda s: {"train_loss": 1.0})["forced"].status == OPEN
+
+
+def test_the_barrier_is_an_upper_bound_for_all_inputs():
+    def found(settings, high=()):
+        widths = module_of("rank", "random").WIDTHS
+        share = 0.9 if settings.kind in high else 0.3
+        return {"rank": [share * (1 - 1 / (1 + w)) for w in widths], "error": [0.0] * len(widths)}
+
+    assert verdicts("rank/random", "full", found)["inputs"].status == HELD
+    above = verdicts("rank/random", "full", lambda settings: found(settings, ("correlated",)))
+    assert above["inputs"].status == CONDITIONAL
+
+
+def test_every_seed_counts():
+    module = module_of("rank", "temperature")
+    ranks = [[0.5] * len(module.NAMES) for _ in module.TEMPERATURES]
+    points = [
+        Point(settings, {"hard": 0.6, "ranks": ranks, "promised": 1, "kept": int(settings.seed == 2)})
+        for settings in module.Settings.grid("quick", 3)
+    ]
+    assert next(v for v in module.check(points) if v.claim == "lemma").status == FAILED
