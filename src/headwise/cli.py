@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from headwise import __version__
 from headwise.records.errors import InputError
+from headwise.records.healing import Stage, Train
+from headwise.records.training import Precision
 
 if TYPE_CHECKING:
     from headwise.records.budget import Budget
@@ -73,66 +74,8 @@ Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
 Evaluations = Annotated[int, typer.Option(help="Times to measure on held-out data.")]
-
-
-class Form(StrEnum):
-    """How a reduced model is written."""
-
-    auto = "auto"
-    stock = "stock"
-    per_layer = "per-layer"
-
-
-class Method(StrEnum):
-    """How the weights of a reduced model are found."""
-
-    auto = "auto"
-    weighted = "weighted"
-    token_weighted = "token-weighted"
-    svd = "svd"
-
-
-class Train(StrEnum):
-    """What of a reduced model learns."""
-
-    attention = "attention"
-    values = "values"
-    lora = "lora"
-    all = "all"
-
-
-class NewFamily(StrEnum):
-    """What kinds of models can be built from scratch."""
-
-    llama = "llama"
-    gpt2 = "gpt2"
-    vit = "vit"
-
-
-class HealStage(StrEnum):
-    """Layer by layer, all together, or one after the other."""
-
-    local = "local"
-    whole = "global"
-    both = "both"
-
-
-class Precision(StrEnum):
-    """In what numbers to train."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
 InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")]
-
-
-class Where(StrEnum):
-    """Where independent pieces of work run."""
-
-    local = "local"
-    ray = "ray"
+Where = Literal["local", "ray"]
 
 
 @app.callback(invoke_without_command=True)
@@ -285,15 +228,16 @@ def compress(
     plan: Annotated[Path, typer.Option(help="What to keep of each layer.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write; must not exist.")],
     form: Annotated[
-        Form, typer.Option("--format", help="stock: no custom code; per-layer: any plan; auto: stock if possible.")
-    ] = Form.auto,
+        Literal["auto", "stock", "per-layer"],
+        typer.Option("--format", help="stock: no custom code; per-layer: any plan; auto: stock if possible."),
+    ] = "auto",
     method: Annotated[
-        Method,
+        Literal["auto", "weighted", "token-weighted", "svd"],
         typer.Option(
             help="weighted: along the directions the loss feels; token-weighted: by second moments of tokens; svd: by "
             "the weights alone, the papers' way; auto: weighted if there is a profile."
         ),
-    ] = Method.auto,
+    ] = "auto",
     refit: Annotated[
         str | None,
         typer.Option(
@@ -313,7 +257,7 @@ def compress(
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         pieces = None if refit is None else read_pieces(refit)
-        found = run(model, plan, output, form.value, command, method.value, profile, pieces, progress)
+        found = run(model, plan, output, form, command, method, profile, pieces, progress)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -394,13 +338,13 @@ def heal(
             help="attention: the projections of reduced layers; values: only their singular values; lora: low-rank "
             "adapters of them, merged at the end; all: every weight."
         ),
-    ] = Train.attention,
+    ] = "attention",
     stage: Annotated[
-        HealStage,
+        Stage,
         typer.Option(
             help="local: each layer by itself, quick; global: all together, towards the outputs of the teacher."
         ),
-    ] = HealStage.both,
+    ] = "both",
     lr: Annotated[
         float | None, typer.Option(help="Learning rate of all together; by default what suits --train.")
     ] = None,
@@ -412,7 +356,7 @@ def heal(
     hidden: Annotated[float, typer.Option(help="Weight of the error of hidden states in the loss.")] = 0.0,
     next_token: Annotated[float, typer.Option(help="Weight of the loss on the text itself.")] = 0.0,
     evaluations: Annotated[int, typer.Option(help="Times to measure on held-out text; the best is saved.")] = 10,
-    precision: InNumbers = Precision.auto,
+    precision: InNumbers = "auto",
     lean: Annotated[
         bool, typer.Option("--lean", help="Less memory, more time: blocks run again for their gradients.")
     ] = False,
@@ -430,8 +374,8 @@ def heal(
 
     how = Healing(
         tokens=_count(tokens),
-        train=train.value,
-        stage=stage.value,
+        train=train,
+        stage=stage,
         rate=lr,
         local_rate=local_lr,
         context=context,
@@ -441,7 +385,7 @@ def heal(
         hidden=hidden,
         next_token=next_token,
         evaluations=evaluations,
-        precision=precision.value,
+        precision=precision,
         lean=lean,
         seed=seed,
     )
@@ -503,7 +447,9 @@ def run(
 @app.command()
 def design(
     params: Annotated[str, typer.Option(metavar="N", help="Parameters the model may have, as 30M.")],
-    family: Annotated[NewFamily, typer.Option(help="llama or gpt2 for text, vit for images.")] = NewFamily.llama,
+    family: Annotated[
+        Literal["llama", "gpt2", "vit"], typer.Option(help="llama or gpt2 for text, vit for images.")
+    ] = "llama",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 1024.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Tokens in the vocabulary; by default 8192.")] = None,
     kv_bytes_per_token: KvBytes = None,
@@ -533,8 +479,8 @@ def design(
 
     text = {"vocab": vocab, "context": context}
     images = {"image-size": image_size, "patch-size": patch_size, "channels": channels, "labels": labels}
-    ends = read_ends(family.value, text, images)
-    found = run(Request(family.value, _count(params), ends, kv_bytes_per_token, _decimals(lags), intrinsic_dim))
+    ends = read_ends(family, text, images)
+    found = run(Request(family, _count(params), ends, kv_bytes_per_token, _decimals(lags), intrinsic_dim))
     chosen = found.choose(choose)
     page = page or (None if output is None else output.with_name("design.html"))
     if output is not None:
@@ -563,7 +509,7 @@ def train(
     accumulate: Accumulate = 1,
     lr: TrainRate = None,
     evaluations: Evaluations = 10,
-    precision: InNumbers = Precision.auto,
+    precision: InNumbers = "auto",
     log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the first weights and the order of windows.")] = 0,
     as_json: AsJson = False,
@@ -583,7 +529,7 @@ def train(
         batch=batch,
         accumulate=accumulate,
         evaluations=evaluations,
-        precision=precision.value,
+        precision=precision,
         seed=seed,
     )
     command = shlex.join(["headwise", *sys.argv[1:]])
@@ -609,13 +555,6 @@ PaperResults = Annotated[Path, typer.Option("-o", "--output", help="Folder of th
 PAPER_RESULTS = Path("results/papers")
 
 
-class Size(StrEnum):
-    """How much of a paper to run."""
-
-    quick = "quick"
-    full = "full"
-
-
 @papers.command("list")
 def list_papers(output: PaperResults = PAPER_RESULTS, as_json: AsJson = False) -> None:
     """List every claim: what decides it, how long that took and the last verdict."""
@@ -631,8 +570,10 @@ def list_papers(output: PaperResults = PAPER_RESULTS, as_json: AsJson = False) -
 @papers.command("run")
 def run_papers(
     what: Annotated[str, typer.Argument(metavar="KEY[/EXPERIMENT]", help="As papers list names them, or all.")],
-    size: Annotated[Size, typer.Option(help="quick: minutes, a hint; full: what the verdicts rest on.")] = Size.quick,
-    on: Annotated[Where, typer.Option(help="All cores of this machine, or a Ray cluster.")] = Where.local,
+    size: Annotated[
+        Literal["quick", "full"], typer.Option(help="quick: minutes, a hint; full: what the verdicts rest on.")
+    ] = "quick",
+    on: Annotated[Where, typer.Option(help="All cores of this machine, or a Ray cluster.")] = "local",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, where an experiment has any.")] = None,
     output: PaperResults = PAPER_RESULTS,
     as_json: AsJson = False,
@@ -646,7 +587,7 @@ def run_papers(
         from headwise.report.papers import print_findings
 
     with _progress() as progress:
-        found = run_grids(chosen, output, size=size.value, seeds=seeds, ray=on is Where.ray, progress=progress)
+        found = run_grids(chosen, output, size=size, seeds=seeds, ray=on == "ray", progress=progress)
     if as_json:
         typer.echo(json.dumps([asdict(findings) for findings in found], indent=1))
     else:
@@ -698,10 +639,8 @@ def compare(
     accumulate: Accumulate = 1,
     lr: TrainRate = None,
     evaluations: Evaluations = 10,
-    precision: InNumbers = Precision.auto,
-    on: Annotated[
-        Where, typer.Option(help="ray: trainings are tasks of Ray, on this machine or a cluster.")
-    ] = Where.local,
+    precision: InNumbers = "auto",
+    on: Annotated[Where, typer.Option(help="ray: trainings are tasks of Ray, on this machine or a cluster.")] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train several shapes on the same data, and compare them at equal parameters, tokens and wall-clock.
@@ -722,10 +661,10 @@ def compare(
         accumulate=accumulate,
         held_out=HELD_OUT,
         evaluations=evaluations,
-        precision=precision.value,
+        precision=precision,
     )
     with _progress() as progress:
-        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on.value, progress=progress)
+        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on, progress=progress)
     if as_json:
         typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.errors import InputError
+from headwise.records.training import Precision
 
 Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]
@@ -38,7 +39,7 @@ class Healing:
     held_out: int = 4096
     evaluations: int = 10
     local_tokens: int = 32_768
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Precision = "auto"
     lean: bool = False
     seed: int = 0
 

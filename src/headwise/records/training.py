@@ -10,6 +10,7 @@ from headwise.records.errors import InputError
 
 CURVE = "training.jsonl"  # beside a trained model: how it went, line by line
 SLOWEST = 3e-5
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Training:
     decay: float = 0.1
     held_out: int = 16_384
     evaluations: int = 10
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Precision = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -14,10 +14,10 @@ from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
 from headwise.records.errors import InputError
 from headwise.records.files import write_text
+from headwise.records.training import Precision
 from headwise.training.work import Work
 
 FASTER = 1.2  # half precision is taken where it is so much faster
-Precision = Literal["auto", "fp32", "bf16"]
 T = TypeVar("T")
 WAITING = timedelta(days=7)  # the first process may have long work of its own
 
