@@ -1,6 +1,6 @@
 """The usual shape, the one that `headwise design` recommends, and "more heads, fewer layers" both ways, trained.
 
-    python benchmarks/shapes.py FILE... [--params 2M] [--tokens 2M] [--seeds 3] [-o results/shapes.json]
+    python benchmarks/shapes.py FILE... [--params 2M] [--tokens 2M] [--seeds 3] [--on ray] [-o results/shapes.json]
 
 FILE is text in UTF-8, or such text in .gz. The same code as `headwise compare`; an interrupted run goes on. The folder
 ``--folder`` keeps plans, tokens and what each training came to.
@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--tokens", type=number, default=2_000_000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--on", choices=("local", "ray"), default="local")
     parser.add_argument("--folder", type=Path, default=Path("shapes"))
     parser.add_argument("-o", "--output", type=Path, default=Path("results/shapes.json"))
     args = parser.parse_args()
@@ -73,6 +74,7 @@ def main():
             args.folder,
             seeds=args.seeds,
             how=how,
+            on=args.on,
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )
     print_comparison(compared)
@@ -81,7 +83,7 @@ def main():
         "recommended": found.recommended,
         "why": {name: found.choose(name).why for name in names},
         "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
+        "threads": 1 if args.on == "ray" else torch.get_num_threads(),
     }
     args.output.write_text(json.dumps({**about, **compared.body()}, indent=1) + "\n")
 
