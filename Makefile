@@ -28,9 +28,11 @@ bench: $(VENV)/.dev  ## every number of the docs, written to results/
 	$(BIN)/python benchmarks/attention_widths.py
 	$(BIN)/python benchmarks/compress_speed.py
 	$(BIN)/python benchmarks/cost_speed.py
+	$(BIN)/python benchmarks/heal_speed.py
 	$(BIN)/python benchmarks/inspect_speed.py
 	$(BIN)/python benchmarks/smollm2.py
 	$(BIN)/python benchmarks/student_speed.py
+	$(BIN)/python benchmarks/train_speed.py
 
 clean:
 	rm -rf $(VENV)

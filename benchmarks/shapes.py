@@ -2,12 +2,11 @@
 
     python benchmarks/shapes.py FILE... [--params 2M] [--tokens 2M] [--seeds 3] [--on ray] [-o results/shapes.json]
 
-FILE is text in UTF-8, or such text in .gz. The same code as `headwise compare`; an interrupted run goes on. The folder
+FILE is text in UTF-8. The same code as `headwise compare`; an interrupted run goes on. The folder
 ``--folder`` keeps plans, tokens and what each training came to.
 """
 
 import argparse
-import gzip
 import json
 import platform
 import shlex
@@ -33,17 +32,6 @@ def number(text):
     return round(float(text.rstrip("kM")) * factor)
 
 
-def plain(path, folder):
-    """The file itself, or what is in it; a character that its end has cut in half is left out."""
-    if path.suffix != ".gz":
-        return path
-    text = folder / f"{path.stem}.txt"
-    if not text.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        text.write_bytes(gzip.decompress(path.read_bytes()).decode("utf-8", errors="ignore").encode())
-    return text
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
@@ -64,13 +52,12 @@ def main():
     for name in names:
         plans.append(args.folder / "plans" / f"{name}.json")
         found.choose(name).plan.save(plans[-1])
-    files = [plain(path, args.folder) for path in args.files]
     how = Training(tokens=args.tokens, batch=args.batch, held_out=HELD_OUT)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("opening", total=None)
         compared = compare(
             plans,
-            files,
+            args.files,
             args.folder,
             seeds=args.seeds,
             how=how,
