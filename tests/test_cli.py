@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -41,14 +41,20 @@ def plan(dense, tmp_path_factory):
     return path
 
 
+def children_seconds():
+    """Seconds that a processor worked for the processes started here: tests share the machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_fast_and_needs_no_torch():
     code = "import sys, headwise.cli; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'heavy import'"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     times = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(3):
+        start = children_seconds()
         assert "compress" in run("--help").stdout
-        times.append(time.perf_counter() - start)
+        times.append(children_seconds() - start)
     assert min(times) < 0.5
 
 
@@ -133,13 +139,13 @@ def test_cost_of_a_70b_config_is_quick(tmp_path):
         vocab_size=128256, architectures=["LlamaForCausalLM"], max_position_embeddings=131072,
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    start = time.perf_counter()
+    start = children_seconds()
     result = run("cost", tmp_path / "config.json", "--context", 32768, "--batch", 8, "--json")
-    seconds = time.perf_counter() - start
+    seconds = children_seconds() - start
     found = json.loads(result.stdout)["cost"]
     assert found["total_parameters"] == 70_553_706_496
     assert found["kv_bytes"] == 80 * 2 * 8 * 128 * 32768 * 8 * 2
-    assert seconds < 15  # 5 s alone (benchmarks/cost_speed.py); tests share the machine
+    assert seconds < 15  # 5 s where nothing else runs (benchmarks/cost_speed.py)
 
 
 def test_compress_writes_a_model_that_opens_and_costs_what_was_planned(dense, plan, tmp_path):
