@@ -8,7 +8,7 @@ MODEL is a folder, or "smollm2" for the one of the demo. It is cut to a share of
 tokens of the first text) and healed on the texts; ``--test`` is text of the same kind, ``--other`` of another, neither
 seen in healing. "dense, continued": the dense model trained on the same tokens itself, the fair reference for what the
 text alone teaches. ``--skip`` leaves out that many tokens at the start of both, by which choices were made. Rows that
-the output file holds already are not measured again.
+the output file holds already are not measured again; ``--tokens 0`` measures variants only.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def continued(source, texts, how, folder):
         return {"loss": loss(wrapped, windows.held_out["input_ids"])}
 
     steps = how.tokens // (how.batch * how.context)
-    schedule = Schedule(steps, how.speed / 5, max(1, steps // how.evaluations), how.batch * how.context)
+    schedule = Schedule(steps, RATES["attention"] / 5, max(1, steps // how.evaluations), how.batch * how.context)
     work = Work(folder, "dense")
     fit(Accelerator(cpu=True), model, schedule, next_token, judge, work)
     put_weights(model, work.best().tensors)
@@ -114,6 +114,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         "context": args.context,
         "seed": 0,
         "rates": RATES,
+        "tokens_a_step": args.context * Healing().batch,
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
@@ -173,7 +174,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         for share in map(float, args.shares.split(",")):
             if missing(share=share, tokens=0):
                 add({"share": share, "tokens": 0}, open_model(str(cut(share, "weighted"))).float())
-            for tokens in map(int, args.tokens.split(",")):
+            for tokens in filter(None, map(int, args.tokens.split(","))):
                 go(share, tokens)
         variants = args.variants.split(",")
         for variant in [name for name in variants if name in VARIANTS] if args.variants_at else ():

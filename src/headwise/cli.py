@@ -346,11 +346,12 @@ def heal(
         ),
     ] = "both",
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate of all together; by default what suits --train.")
+        float | None,
+        typer.Option(help="Learning rate of all together; by default by --train and by how much is to learn."),
     ] = None,
     local_lr: Annotated[float | None, typer.Option(help="Learning rate of single layers, likewise.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in a window.")] = 512,
-    batch: Annotated[int, typer.Option(help="Windows that one process takes at once.")] = 2,
+    batch: Annotated[int, typer.Option(help="Windows that one process takes at once.")] = 1,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
     temperature: Annotated[float, typer.Option(help="Of the teacher's and the student's probabilities.")] = 1.0,
     hidden: Annotated[float, typer.Option(help="Weight of the error of hidden states in the loss.")] = 0.0,

@@ -84,6 +84,16 @@ def test_every_way_of_learning_helps(pair, tmp_path, train):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "healed")
 
 
+def test_what_is_near_its_teacher_learns_more_slowly(pair, tmp_path):
+    folder, student, teacher = pair
+    assert Healing().speed(0.1) == pytest.approx(Healing().speed(0.4) / 2)
+    assert Healing().speed(9.0) == Healing().speed(0.4) and Healing(rate=0.01).speed(0.1) == 0.01
+    heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(**QUICK))
+    lines = [json.loads(line) for line in (tmp_path / "healed" / CURVE).read_text().splitlines()]
+    distance = min(line["scores"]["kl"] for line in lines if line["stage"] != "global" and "scores" in line)
+    assert max(line["rate"] for line in lines if "rate" in line) == pytest.approx(Healing().speed(distance), rel=0.05)
+
+
 def heal_command(student, teacher, text, output, *options):
     quick = ["--tokens", "2400", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
     return ["heal", student, "--teacher", teacher, "--text", text, "-o", output, *quick, *options]

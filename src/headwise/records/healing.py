@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]
 CURVE = "healing.jsonl"  # beside a healed model: how it went, line by line
 RATES: dict[Train, float] = {"attention": 2e-3, "values": 2e-3, "lora": 1e-2, "all": 1e-3}  # of each weight's size
+FAR = 0.4  # held-out score at which these are right; it grows with the square of the way that is left
 LOCAL_RATES: dict[Train, float] = {"attention": 1e-2, "values": 1e-2, "lora": 1e-1, "all": 1e-2}
 
 
@@ -31,7 +33,7 @@ class Healing:
     rate: float | None = None
     local_rate: float | None = None
     context: int = 512
-    batch: int = 2
+    batch: int = 1
     accumulate: int = 1
     temperature: float = 1.0
     hidden: float = 0.0
@@ -48,15 +50,14 @@ class Healing:
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations", "local_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}.")
-        rates = {"learning rate": self.speed, "learning rate of single layers": self.local_speed}
+        rates = {"learning rate": self.speed(FAR), "learning rate of single layers": self.local_speed}
         for name, value in {"temperature": self.temperature, **rates}.items():
             if not value > 0:
                 raise InputError(f"The {name} must be more than 0, got {value}.")
 
-    @property
-    def speed(self) -> float:
-        """The learning rate of all layers together: the one asked for, or what suits ``train``."""
-        return RATES[self.train] if self.rate is None else self.rate
+    def speed(self, score: float) -> float:
+        """The learning rate of all layers together: as asked for, or by what learns and how much it has to learn."""
+        return RATES[self.train] * min(1.0, math.sqrt(score / FAR)) if self.rate is None else self.rate
 
     @property
     def local_speed(self) -> float:
@@ -65,7 +66,7 @@ class Healing:
 
     def facts(self) -> dict[str, Any]:
         """All settings, for hashes and cards."""
-        return {**asdict(self), "rate": self.speed, "local_rate": self.local_speed}
+        return {**asdict(self), "rate": self.speed(FAR), "local_rate": self.local_speed}
 
 
 def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:

@@ -164,7 +164,7 @@ class _Healer:
         how, windows = self.how, self.windows
         schedule = Schedule(
             steps=self.steps,
-            rate=how.speed,
+            rate=how.speed(self._distance()),
             every=max(1, self.steps // how.evaluations),
             tokens=self.step_tokens,
             accumulate=how.accumulate,
@@ -178,6 +178,11 @@ class _Healer:
 
         with checkpointed(self.student) if how.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
+
+    def _distance(self) -> float:
+        """The best score on held-out windows before all layers learn together."""
+        lines = [line for line in self.work.metrics() if line["stage"] != GLOBAL and "scores" in line]
+        return min(next(iter(line["scores"].values())) for line in lines)
 
     def _judge(self, model: torch.nn.Module) -> dict[str, float]:
         return self.guide.judge(model, self.windows.held_out, self.how.batch)
