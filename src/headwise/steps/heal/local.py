@@ -22,8 +22,8 @@ from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of
 from headwise.training.work import Work
 
 STAGE = "local"
-STEP = 512  # tokens
-ROUNDS = 2  # through all windows, for each layer
+STEP = 256  # tokens, at least one window
+ROUNDS = 8  # through all windows, for each layer
 SECONDS_BETWEEN = 15.0
 Progress = Callable[[int, int, str], None]
 
