@@ -15,8 +15,9 @@ test: $(VENV)/.dev  ## the default tests, a few minutes on 2 cores
 slow: $(VENV)/.dev  ## what takes longer
 	$(BIN)/python -m pytest -m slow
 
-papers: $(VENV)/.dev  ## the claims of all papers, quick, with tolerances
-	$(BIN)/python -m pytest -m slow tests/papers
+papers: $(VENV)/.dev  ## the claims of the four papers, quick, and a page of them
+	$(BIN)/headwise papers run all -o headwise-papers
+	$(BIN)/headwise papers report -o headwise-papers
 
 check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 	$(BIN)/ruff format --check .

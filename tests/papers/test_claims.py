@@ -1,4 +1,4 @@
-"""What the papers say, measured again: exact experiments always, all of quick with `make papers`."""
+"""What the papers say, measured again, quick: exact experiments to the figure, the rest to the verdict."""
 
 import pytest
 
@@ -32,7 +32,7 @@ EXPECTED = {
 }
 TRAINED = {
     "heads": {"transition": HELD, "fixed-width": HELD, "three-look-ups": HELD, "two-layers": HELD, "text": HELD},
-    "allocation": {"gram-drop": HELD, "trained-saturation": CONDITIONAL, "weighted-start": HELD},
+    "allocation": {"gram-drop": CONDITIONAL, "trained-saturation": CONDITIONAL, "weighted-start": HELD},
     "rank": {"barrier": HELD, "not-a-limit": FAILED, "key-norms": HELD, "causal": HELD, "trained-rank": FAILED},
     "depth": {"softmax-heads": CONDITIONAL, "jacobian": CONDITIONAL},
 }
@@ -52,7 +52,6 @@ def test_exact_claims_come_out_as_stated(tmp_path):
     assert slopes == pytest.approx([-1.0, -0.55, -0.05], abs=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", PAPERS)
 def test_quick_decides_every_claim(key, tmp_path):
     found = run_grids(find(key), tmp_path, size="quick", progress=silent)

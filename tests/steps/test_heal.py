@@ -21,7 +21,7 @@ from headwise.records.errors import InputError
 from headwise.records.healing import Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
-from headwise.steps.heal import CURVE, heal
+from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -82,6 +82,26 @@ def test_every_way_of_learning_helps(pair, tmp_path, train):
     assert (tmp_path / "healed" / CURVE).is_file()
     assert not (tmp_path / "healed.healing").exists()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "healed")
+
+
+def test_single_layers_learn_the_same_in_half_precision(pair, tmp_path):
+    folder, student, teacher = pair
+    after = []
+    for precision in ("fp32", "bf16"):
+        how = Healing(**{**QUICK, "stage": "local", "precision": precision})
+        told = heal(student, teacher, tmp_path / precision, texts=[str(folder / "text.txt")], how=how)
+        assert told["after"] < 0.9 * told["before"]
+        after.append(told["after"])
+    assert after[1] == pytest.approx(after[0], rel=0.05)
+
+
+def test_single_layers_read_no_more_than_was_asked_for(pair, tmp_path, monkeypatch):
+    folder, student, teacher = pair
+    read = []
+    monkeypatch.setattr(local, "_one_by_one", lambda _, __, ___, batches, *rest: read.extend(batches))
+    how = Healing(**{**QUICK, "tokens": 160, "stage": "local"})
+    heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=how)
+    assert sum(batch["input_ids"].numel() for batch in read) == how.tokens
 
 
 def test_what_is_near_its_teacher_learns_more_slowly(pair, tmp_path):

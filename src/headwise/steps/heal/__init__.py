@@ -148,7 +148,8 @@ class _Healer:
     def _layer_by_layer(self) -> None:
         how, windows = self.how, self.windows
         if self.accelerator.is_main_process:
-            count = max(1, min(windows.count, round(how.local_tokens / windows.tokens_each)))
+            tokens = min(how.local_tokens, how.tokens)
+            count = max(1, min(windows.count, round(tokens / windows.tokens_each)))
             rows = windows.order(0, count, how.seed).split(max(1, round(local.STEP / windows.tokens_each)))
             batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
             local.heal_locally(self.teacher, self.student, self.plan, batches, how, self.half, self.work, self.progress)
