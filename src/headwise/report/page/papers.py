@@ -54,14 +54,15 @@ def _paper(key: str, title: str, rows: Sequence[Row]) -> str:
 
 
 def _row(row: Row) -> str:
-    claim, *rest = cells(row)
-    marked = [
-        f'<td class="{CLASSES[row.verdict.status]}">{escape(cell)}</td>'
-        if name == "verdict"
-        else f"<td>{escape(cell)}</td>"
-        for name, cell in zip(HEADER[1:], rest, strict=True)
-    ]
-    return f'<tr><th scope="row">{escape(claim)}</th>{"".join(marked)}</tr>'
+    verdict = row.verdict
+    marked = {name: f"<td>{escape(cell)}</td>" for name, cell in zip(HEADER, cells(row), strict=True)}
+    because = f"<small>{escape(verdict.because)}</small>" if verdict.because else ""
+    marked |= {
+        "claim": f'<th scope="row">{escape(row.claim.name)}<small>{escape(row.claim.says)}</small></th>',
+        "here": f"<td>{escape(verdict.figure)}{because}</td>",
+        "verdict": f'<td class="{CLASSES[verdict.status]}">{escape(verdict.status)}</td>',
+    }
+    return f"<tr>{''.join(marked.values())}</tr>"
 
 
 def _chart(findings: Findings, chart: Chart) -> str:
