@@ -75,6 +75,31 @@ def test_the_drop_is_where_enough_heads_are(error, drop, spare, seeds):
         assert said["spare-head"].status == spare
 
 
+def test_a_mean_that_hides_a_drop_is_seen_in_each_table():
+    tables = module_of("heads", "retrieval").TABLES
+
+    def found(settings):
+        best = 1e-2 if settings.heads < tables[settings.table].enough else 1e-4
+        stuck = settings.table == 2 and settings.orthonormal  # one seed of table 2 never learns
+        return {"nmse": [*[best] * (settings.seeds - 1), 0.1 if stuck else best]}
+
+    said = verdicts("heads/retrieval", "full", found)["min-over-seeds"]
+    assert said.status == HELD
+    assert "5 of 20 cells" in said.figure
+
+
+@pytest.mark.parametrize(("ranks", "status"), [([1.0, 0.3, 1.0], HELD), ([0.1, 0.9, 1.0], FAILED)])
+def test_full_rank_at_one_dimension_has_to_be_measured(ranks, status):
+    module = module_of("rank", "temperature")
+    by_width = dict(zip((1, 8, 64), ranks, strict=True))
+
+    def found(settings):
+        rows = [[by_width[settings.head_dim]] * len(module.NAMES) for _ in module.TEMPERATURES]
+        return {"hard": 0.6, "ranks": rows, "promised": 1, "kept": 1}
+
+    assert verdicts("rank/temperature", "quick", found)["one-dimension"].status == status
+
+
 def test_two_points_make_no_line():
     assert verdicts("heads/width", "quick", lambda s: {"nmse": [1 / s.hidden]})["width-scaling"].status == OPEN
     straight = verdicts("heads/width", "full", lambda s: {"nmse": [s.tokens ** (4 - s.heads - 0.5) / s.hidden]})
@@ -86,11 +111,14 @@ def test_the_barrier_is_an_upper_bound_for_all_inputs():
     def found(settings, high=()):
         widths = module_of("rank", "random").WIDTHS
         share = 0.9 if settings.kind in high else 0.3
-        return {"rank": [share * (1 - 1 / (1 + w)) for w in widths], "error": [0.0] * len(widths)}
+        soft = [[share] * 5] * 2
+        return {"rank": [share * (1 - 1 / (1 + w)) for w in widths], "error": [0.0] * len(widths), "soft": soft}
 
-    assert verdicts("rank/random", "full", found)["inputs"].status == HELD
+    below = verdicts("rank/random", "full", found)
+    assert below["inputs"].status == below["softmax-inputs"].status == HELD
+    assert below["small-gain"].status == FAILED  # at the same width for all lengths
     above = verdicts("rank/random", "full", lambda settings: found(settings, ("correlated",)))
-    assert above["inputs"].status == CONDITIONAL
+    assert above["inputs"].status == above["softmax-inputs"].status == CONDITIONAL
 
 
 def test_every_seed_counts():

@@ -74,6 +74,7 @@ def _gaussian():
     [
         (("heads", "retrieval"), {"table": 5, "heads": 2, "tokens": 8, "seeds": 2, "steps": 3}),
         (("allocation", "ngram"), {"arm": "sinusoidal, q/k norm", "heads": 4, "length": 8, "batch": 4, "steps": 3}),
+        (("allocation", "ngram"), {"arm": "relative, dropout", "heads": 4, "length": 8, "batch": 4, "steps": 3}),
         (("rank", "forced"), {"limit": 2, "head_dim": 4, "steps": 2}),
     ],
 )
@@ -105,6 +106,21 @@ def test_settings_run_in_other_processes_and_are_shown(tmp_path):
 def test_wrong_names_get_a_sentence(wanted, sentence):
     with pytest.raises(InputError, match=sentence):
         find(wanted)
+
+
+def test_what_one_experiment_lacks_stops_no_other(tmp_path, monkeypatch):
+    def one_by_one(jobs):
+        yield from map(measure, jobs)
+
+    def lacking(settings):
+        raise InputError("No data here.")
+
+    monkeypatch.setattr("headwise.papers.grid._on_cores", one_by_one)
+    monkeypatch.setattr(module_of("allocation", "bound"), "run", lacking)
+    with pytest.raises(InputError, match="No data here"):
+        run_grids(EXACT, tmp_path, size="quick", progress=silent)
+    assert Findings.load(tmp_path, "depth", "parameters", SIZES) is not None
+    assert Findings.load(tmp_path, "allocation", "bound", SIZES) is None
 
 
 def test_without_ray_a_sentence_says_what_to_install(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ import torch
 from headwise.cluster import on_ray
 from headwise.papers.catalogue import module_of
 from headwise.papers.point import Point
+from headwise.records.errors import InputError
 from headwise.records.papers import Findings, Outcome, outcome_path
 
 Progress = Callable[[int, int, str], None]
@@ -56,27 +58,41 @@ def run_grids(
     grids = {names: module_of(*names).Settings.grid(size, seeds) for names in chosen}
     jobs = [job for names, grid in grids.items() for job in Job.all(*names, grid)]
     left = [job for job in jobs if not job.path(folder).is_file()]
-    done = len(jobs) - len(left)
+    missing = Counter((job.paper, job.experiment) for job in left)
+    found = {names: _check(*names, grid, folder, size) for names, grid in grids.items() if not missing[names]}
+    done, wrong = len(jobs) - len(left), None
     progress(done, len(jobs), "papers")
     for outcome in on_ray(measure, left) if ray else _on_cores(left):
+        if isinstance(outcome, InputError):
+            wrong = outcome
+            continue
         outcome.save(folder)
+        names = (outcome.paper, outcome.experiment)
+        missing[names] -= 1
+        if not missing[names]:
+            found[names] = _check(*names, grids[names], folder, size)
         done += 1
-        progress(done, len(jobs), f"{outcome.paper}/{outcome.experiment}")
-    return [_check(*names, grid, folder, size) for names, grid in grids.items()]
+        progress(done, len(jobs), "/".join(names))
+    if wrong is not None:
+        raise wrong
+    return [found[names] for names in grids]
 
 
-def measure(job: Job) -> Outcome:
-    """Run one setting in one thread."""
+def measure(job: Job) -> Outcome | InputError:
+    """Run one setting in one thread; what it lacks is told, so that others go on."""
     torch.set_num_threads(1)
     module = module_of(job.paper, job.experiment)
     start = time.process_time()
-    found = module.run(module.Settings(**job.settings))
+    try:
+        found = module.run(module.Settings(**job.settings))
+    except InputError as error:
+        return error
     versions = {"headwise": version("headwise"), "torch": torch.__version__, "python": platform.python_version()}
     seconds = round(time.process_time() - start, 3)
     return Outcome(job.paper, job.experiment, job.recipe, job.settings, found, seconds, versions)
 
 
-def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
+def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome | InputError, None, None]:
     if not jobs:
         return
     cores = min(len(jobs), os.cpu_count() or 1)

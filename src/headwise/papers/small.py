@@ -13,7 +13,6 @@ from torch import Tensor, nn
 Positions = Literal["learned", "sinusoidal", "alibi", "relative", "none"]
 STEEPEST = 8.0
 POSITION = 0.3  # size of learned positions at the start
-QK_SCALE = 4.0  # start of the learned temperature under a query-key norm
 BIAS_SCALE = 10.0  # learned position biases must be able to become sharp within a short training
 
 
@@ -58,8 +57,6 @@ class Attention(nn.Module):
         self.v, self.o = nn.Linear(D, H * V), nn.Linear(H * V, D)
         self.scale = 1 / math.sqrt(K)
         self.dropout = nn.Dropout(shape.dropout)
-        if shape.qk_norm:
-            self.temperature = nn.Parameter(torch.full((H, 1, 1), QK_SCALE))
         if shape.positions == "relative":
             self.bias = nn.Parameter(torch.zeros(H, 2 * shape.tokens - 1))
         if sizes.agents:
@@ -88,13 +85,11 @@ class Attention(nn.Module):
 
     def logits(self, q_BHTK: Tensor, k_BHTK: Tensor) -> Tensor:
         """What goes into the softmax: scaled products, position bias and mask."""
-        scale: float | Tensor = self.scale
-        if self.qk_norm:
-            q_BHTK, k_BHTK = F.normalize(q_BHTK, dim=-1), F.normalize(k_BHTK, dim=-1)
-            scale = self.temperature
+        if self.qk_norm:  # each number of unit size on average, so that no logit exceeds sqrt(K)
+            q_BHTK, k_BHTK = (F.rms_norm(x, x.shape[-1:]) for x in (q_BHTK, k_BHTK))
         T = q_BHTK.shape[2]
         distance_TT = self.distance[:T, :T]
-        logits_BHTT = q_BHTK @ k_BHTK.mT * scale
+        logits_BHTT = q_BHTK @ k_BHTK.mT * self.scale
         if hasattr(self, "bias"):
             logits_BHTT = logits_BHTT + BIAS_SCALE * self.bias[:, distance_TT + self.bias.shape[1] // 2]
         if self.slopes is not None:

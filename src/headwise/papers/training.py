@@ -26,8 +26,16 @@ def fit(
     seed: int,
     decay: float = 0.0,
 ) -> list[float]:
-    """Train ``model`` in place; the losses of all steps."""
+    """Train ``model`` in place; the losses of all steps. Batches and dropout are decided by ``seed`` alone."""
     generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _fit(model, batch, loss, generator, steps, rate, decay)
+
+
+def _fit(
+    model: nn.Module, batch: Batch, loss: Loss, generator: torch.Generator, steps: int, rate: float, decay: float
+) -> list[float]:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=True)
     losses = []

@@ -25,10 +25,10 @@ PUBLISHED = {1: 0.3197, 2: 0.3174, 4: 0.1129, 8: 0.0167, 16: 0.0234, 32: 0.0559}
 ARMS: dict[str, tuple[Positions, bool, float]] = {
     "relative": ("relative", False, 0.0),
     "relative, dropout": ("relative", False, 0.1),
-    "relative, q/k norm": ("relative", True, 0.0),
     "sinusoidal": ("sinusoidal", False, 0.0),
     "sinusoidal, q/k norm": ("sinusoidal", True, 0.0),
     "learned": ("learned", False, 0.0),
+    "learned, q/k norm": ("learned", True, 0.0),
     "alibi": ("alibi", False, 0.0),
 }
 UPTURN = 1.1

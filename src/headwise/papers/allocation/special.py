@@ -69,8 +69,12 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Where each task is solved best, beside what the rule says for its lags."""
     curves = _curves(points)
     predicted = {
-        task: _argmin({h: split_heads(h, WIDTH // h, TOKEN_DIM, lags).error for h in curves[task]})
-        for task, lags in (("copy", [1.0]), ("induction", [1.0]), ("nonlinear", [1.0, 1.0]))
+        task: _argmin({h: split_heads(h, WIDTH // h, dim, lags).error for h in curves[task]})
+        for task, dim, lags in (
+            ("copy", TOKEN_DIM, [1.0]),
+            ("induction", SYMBOLS, [1.0]),
+            ("nonlinear", TOKEN_DIM, [1.0, 1.0]),
+        )
     }
     verdicts = []
     for task, curve in curves.items():

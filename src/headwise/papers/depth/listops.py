@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from statistics import median
 
 import torch
 
@@ -49,5 +50,5 @@ def _value(operator: str, values: list[int]) -> int:
     if operator == "SM":
         return sum(values) % 10
     if operator == "MED":
-        return sorted(values)[len(values) // 2]
+        return int(median(values))
     return max(values) if operator == "MAX" else min(values)

@@ -62,7 +62,7 @@ CLAIMS = (
         "0, 0, 0.06, 5.3, 4.5 for 1..5 heads (from table 2)",
         "retrieval",
     ),
-    Claim("spare-head", "More heads than D add little.", "1.1x to 9.8x lower at h = 5 (table 2)", "retrieval"),
+    Claim("spare-head", "More heads than D add little.", "1.3x to 9.8x lower at h = 5 (table 2)", "retrieval"),
     Claim(
         "min-over-seeds",
         "Some seeds fail at h = D, so the best seed has to be reported.",

@@ -78,7 +78,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         Verdict(
             "enough-heads",
             CONDITIONAL if share <= 1 and broken > 0.5 else HELD if share <= 1 else FAILED,  # noqa: PLR2004
-            f"error at most {share:.2f} of the bound on random texts; worst text: off by {broken:.2f} at any sharpness",
+            f"error at most {share:.2f} of the bound on random texts; worst text: off by up to {broken:.2f}",
             f"needs a gate of 2, not the paper's 1 (then off by {mended:.1e} at sharpness {SHARPNESSES[-1]:g})",
         ),
         Verdict(
@@ -114,7 +114,7 @@ def _lower() -> Verdict:
         "lower-bound",
         UNREACHED,
         f"says nothing in {empty} of {len(cells)} cells of table 2; largest exponent {largest:.2f}",
-        f"its arithmetic only: heads of 8 and 1, 2, 3 heads need more than {', '.join(map(str, first))} tokens before "
+        f"its arithmetic only: heads of 8 and 1, 2, 3 heads need at least {', '.join(map(str, first))} tokens before "
         "it says anything, and no training can show that no smaller network exists",
     )
 

@@ -115,7 +115,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 def confounded(gains: Sequence[float], rises: Sequence[float]) -> str:
     """Whether most of what heads gain is gone at one width."""
     gain, rise = np.mean(gains), np.mean(rises)
-    return HELD if gain < rise / 2 else CONDITIONAL if gain < rise else FAILED
+    return FAILED if gain >= rise or rise < NOISE else HELD if gain < rise / 2 else CONDITIONAL
 
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:

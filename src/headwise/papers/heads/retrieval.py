@@ -246,7 +246,7 @@ def _seeds_that_fail(points: Sequence[Point[Settings]]) -> Verdict:
         return Verdict("min-over-seeds", OPEN, "takes several seeds")
     best, mean = _cells(points, np.min), _cells(points, np.mean)
     drops = [
-        (cells[number][table.enough - 1][T] / cells[number][table.enough][T] for cells in (best, mean))
+        tuple(cells[number][table.enough - 1][T] / cells[number][table.enough][T] for cells in (best, mean))
         for number, table in TABLES.items()
         for T in best[number][table.enough]
     ]

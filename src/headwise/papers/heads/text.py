@@ -58,7 +58,7 @@ def run(settings: Settings) -> dict[str, Any]:
     found, T = passages(WORDS, WIDTH), settings.candidates
     width = CONTROL_WIDTH if settings.control else HEAD_DIM * settings.heads
     shape = Shape(width, (Heads.square(settings.heads, width),) * LAYERS, 2 * width, T + 1, False, "none")
-    model = seeded(settings.seed, lambda: Small(shape, nn.Linear(WIDTH, width), 1))
+    model = seeded(settings.seed, lambda: Small(shape, Passages(width), 1))
     asks = torch.randperm(len(found) - 1, generator=torch.Generator().manual_seed(1))
     train, held = asks[: settings.queries], asks[-HELD_OUT:]
 
@@ -72,6 +72,19 @@ def run(settings: Settings) -> dict[str, Any]:
     fit(model, batch, loss, steps=settings.steps, rate=1e-3, seed=settings.seed)
     scores = {name: _accuracy(model, found, ids[:HELD_OUT], T) for name, ids in (("train", train), ("held_out", held))}
     return {**scores, "parameters": parameters(model)}
+
+
+class Passages(nn.Module):
+    """Embeddings projected to the model's width; the first, which asks, is marked."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project, self.asks = nn.Linear(WIDTH, width), nn.Parameter(torch.randn(width))
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        """Vectors of the model's width."""
+        x_BTD = self.project(x_BTW)
+        return torch.cat([x_BTD[:, :1] + self.asks, x_BTD[:, 1:]], dim=1)
 
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:

@@ -31,6 +31,12 @@ CLAIMS = (
         "0.63 n, tolerance not recovered",
         "temperature",
     ),
+    Claim(
+        "softmax-inputs",
+        "So it has at every length, for inputs of several distributions.",
+        "0.63 n, tolerance not recovered",
+        "random",
+    ),
     Claim("lemma", "Lemma 1: softmax is near hardmax at low temperature.", "a bound", "temperature"),
     Claim(
         "one-dimension",

@@ -58,7 +58,7 @@ def heal_locally(
 
 @contextmanager
 def _plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation or "sdpa"
     model.set_attn_implementation("eager")
     try:
         yield
