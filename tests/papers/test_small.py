@@ -2,16 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from headwise.papers import cifar
 from headwise.papers.allocation.narrow import factors, narrowed, with_constant
 from headwise.papers.data import chapters, characters, patches
 from headwise.papers.depth.listops import CLOSE, _value, listops
+from headwise.papers.heads import images, text
 from headwise.papers.heads.lookups import LookUpModels, Shape, Task
 from headwise.papers.small import Attention, Heads, Small, uniform
 from headwise.papers.small import Shape as SmallShape
+from headwise.records.errors import InputError
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -89,3 +93,45 @@ def test_data_is_there_offline():
     assert int(lists.labels.max()) < 10
     assert int((lists.inputs == CLOSE).sum(1).min()) > 0
     assert [_value(name, [3, 9, 4]) for name in ("MAX", "MIN", "MED", "SM")] == [9, 3, 4, 6]
+
+
+def test_cifar10_is_kept_once_fetched_and_missed_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cifar.cifar10.cache_clear()
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("No route to host.")
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    with pytest.raises(InputError, match=r"cannot be fetched: No route to host\. Go online once"):
+        cifar.cifar10()
+
+    def part(name, split):
+        count = 2000
+        return {"img": [np.full((32, 32, 3), 255, np.uint8)] * count, "label": [split.startswith("test")] * count}
+
+    monkeypatch.setattr("datasets.load_dataset", part)
+    found = cifar.cifar10()
+    assert found.inputs.shape == (4000, 32, 32, 3)
+    assert found.inputs.max() == 1
+    assert found.labels[found.train - 1] == 0 and found.labels[found.train] == 1
+    placed = images.on_canvas(found, 40, 4, 0)
+    assert placed.inputs.shape == (4000, 100, 48)
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    cifar.cifar10.cache_clear()
+    assert len(cifar.cifar10().labels) == 4000
+    cifar.cifar10.cache_clear()
+
+
+def test_a_query_is_told_from_its_candidates():
+    reads = text.Passages(8)
+    x_BTW = torch.randn(2, 5, text.WIDTH)
+    swapped = x_BTW[:, [3, 1, 2, 0, 4]]
+    assert not torch.allclose(reads(x_BTW)[:, 0], reads(swapped)[:, 3])
+    assert torch.allclose(reads(x_BTW)[:, 1], reads(swapped)[:, 1])
+
+
+def test_a_norm_of_queries_and_keys_caps_logits():
+    attention = Attention(SmallShape(32, uniform(1, 8, 4, 4), 0, 6, False, qk_norm=True), Heads(8, 4, 4))
+    q_BHTK = 100 * torch.randn(2, 8, 6, 4)
+    assert attention.logits(q_BHTK, q_BHTK).max() == pytest.approx(2.0, rel=1e-3)

@@ -116,9 +116,9 @@ def digits() -> Labelled:
     return Labelled(images[order], labels[order], DIGITS_TRAIN)
 
 
-def patches(images_BSS: Tensor, side: int) -> Tensor:
-    """Square patches of images, row by row: (B, patches, side * side)."""
-    return images_BSS.unfold(1, side, side).unfold(2, side, side).flatten(1, 2).flatten(2)
+def patches(images: Tensor, side: int) -> Tensor:
+    """Square patches of images (B, S, S or B, S, S, colours), row by row: (B, patches, numbers)."""
+    return images.unfold(1, side, side).unfold(2, side, side).flatten(1, 2).flatten(2)
 
 
 def batches(data: Labelled, count: int) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:

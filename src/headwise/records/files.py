@@ -48,6 +48,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def cache_folder() -> Path:
+    """Where headwise keeps what it has made or fetched once, in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise"
+
+
 def check_free(path: Path) -> None:
     """Raise where the folder ``path`` cannot be written or would overwrite something."""
     path = path.resolve()

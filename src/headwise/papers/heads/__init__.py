@@ -102,7 +102,7 @@ CLAIMS = (
     Claim("text-law", "Error ~ c T^b exp(a h / T^d) with a < 0.", "a = -1.40, d = 0.25", "text"),
     Claim(
         "images",
-        "CIFAR-10 on a growing canvas: training accuracy rises with heads (here: digits).",
+        "CIFAR-10 on a growing canvas: training accuracy rises with heads (here: 2,000 images; quick: digits).",
         "48 -> 99.9 % (T=65), 40 -> 99.9 % (T=1025) for 1 -> 24 heads",
         "images",
     ),
@@ -123,6 +123,6 @@ CLAIMS = (
         "as-published",
         "MS MARCO with frozen BERT embeddings and CIFAR-10 for hundreds of epochs, up to 1,025 tokens.",
         "tables 6 to 9",
-        reason="Neither data nor weights come with a package, and the training takes GPUs.",
+        reason="Takes GPUs; a part of CIFAR-10 is trained on for a short while (images), passages stand in (text).",
     ),
 )

@@ -1,0 +1,51 @@
+"""A part of CIFAR-10, fetched once: the one data set here that does not come with a package."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headwise.papers.data import Labelled
+from headwise.records.errors import InputError
+from headwise.records.files import cache_folder, replacing
+
+NAME = "uoft-cs/cifar10"
+FILE = "cifar10.npz"
+TRAIN, TEST = 2000, 2000
+
+
+@cache
+def cifar10() -> Labelled:
+    """The first 2,000 images of its training and of its test part, 32 x 32 x 3 between -1 and 1."""
+    path = cache_folder() / FILE
+    if not path.is_file():
+        _fetch(path)
+    with np.load(path) as file:
+        images, labels = file["images"], file["labels"]
+    return Labelled(torch.tensor(images).float() / 127.5 - 1, torch.tensor(labels).long(), TRAIN)
+
+
+def _fetch(path: Path) -> None:
+    try:
+        from datasets import load_dataset  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise InputError('CIFAR-10 is fetched with datasets: pip install "headwise[train]".') from None
+    try:
+        parts = [load_dataset(NAME, split=f"{split}[:{n}]") for split, n in (("train", TRAIN), ("test", TEST))]
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"CIFAR-10 is not at {path} and cannot be fetched: {str(error).splitlines()[0]} Go online once, or make "
+            "that file with benchmarks/cifar10.py."
+        ) from error
+    images = [np.asarray(image) for part in parts for image in part["img"]]
+    save_cifar10(path, np.stack(images), np.concatenate([part["label"] for part in parts]))
+
+
+def save_cifar10(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    """Keep training images, then test images, as bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, images=images.astype(np.uint8), labels=labels.astype(np.uint8))
