@@ -1,4 +1,5 @@
 import io
+import os
 import subprocess
 from contextlib import redirect_stdout
 
@@ -8,6 +9,8 @@ import transformers
 from hypothesis import settings
 
 from headwise.families import reopen
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start: two workers with two threads each stall
 
 settings.register_profile("same examples every time", derandomize=True, deadline=None)
 settings.load_profile("same examples every time")
