@@ -133,5 +133,16 @@ def test_a_query_is_told_from_its_candidates():
 
 def test_a_norm_of_queries_and_keys_caps_logits():
     attention = Attention(SmallShape(32, uniform(1, 8, 4, 4), 0, 6, False, qk_norm=True), Heads(8, 4, 4))
-    q_BHTK = 100 * torch.randn(2, 8, 6, 4)
-    assert attention.logits(q_BHTK, q_BHTK).max() == pytest.approx(2.0, rel=1e-3)
+    logits = attention.logits(*attention.queries_and_keys(100 * torch.randn(2, 6, 32)))
+    assert 1.0 < logits.abs().max() <= 2.0 + 1e-3
+
+
+@pytest.mark.parametrize(("causal", "qk_norm", "v_dim"), [(True, False, 4), (False, True, 4), (True, True, 3)])
+def test_fused_attention_is_that_of_its_maps(causal, qk_norm, v_dim):
+    torch.manual_seed(0)
+    sizes = Heads(8, 4, v_dim)
+    attention = Attention(SmallShape(32, (sizes,), 0, 6, causal, qk_norm=qk_norm), sizes)
+    x_BTD = torch.randn(2, 6, 32)
+    fused = attention.heads(x_BTD)
+    attention.fused = False
+    assert torch.allclose(attention.heads(x_BTD), fused, atol=1e-6)

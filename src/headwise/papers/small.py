@@ -56,6 +56,7 @@ class Attention(nn.Module):
         self.q, self.k = nn.Linear(D, H * K), nn.Linear(D, H * K)
         self.v, self.o = nn.Linear(D, H * V), nn.Linear(H * V, D)
         self.scale = 1 / math.sqrt(K)
+        self.fused = not sizes.agents and shape.positions not in {"relative", "alibi"}
         self.dropout = nn.Dropout(shape.dropout)
         if shape.positions == "relative":
             self.bias = nn.Parameter(torch.zeros(H, 2 * shape.tokens - 1))
@@ -72,12 +73,17 @@ class Attention(nn.Module):
 
     def heads(self, x_BTD: Tensor) -> Tensor:
         """Sums of values of all heads side by side (B, T, H V)."""
-        out_BHTV = self.dropout(self.weights(x_BTD)) @ self._split(self.v(x_BTD))
+        v_BHTV = self._split(self.v(x_BTD))
+        if self.fused and not (self.training and self.dropout.p):
+            q_BHTK, k_BHTK = self.queries_and_keys(x_BTD)
+            out_BHTV = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTV, is_causal=self.causal, scale=self.scale)
+        else:
+            out_BHTV = self.dropout(self.weights(x_BTD)) @ v_BHTV
         return out_BHTV.transpose(1, 2).flatten(2)
 
     def weights(self, x_BTD: Tensor) -> Tensor:
         """Attention maps (B, H, T, T)."""
-        q_BHTK, k_BHTK = self._split(self.q(x_BTD)), self._split(self.k(x_BTD))
+        q_BHTK, k_BHTK = self.queries_and_keys(x_BTD)
         if self.sizes.agents:
             to_agents = (q_BHTK @ self.agents.mT * self.scale).softmax(-1)
             return to_agents @ (self.agents @ k_BHTK.mT * self.scale).softmax(-1)
@@ -85,8 +91,6 @@ class Attention(nn.Module):
 
     def logits(self, q_BHTK: Tensor, k_BHTK: Tensor) -> Tensor:
         """What goes into the softmax: scaled products, position bias and mask."""
-        if self.qk_norm:  # each number of unit size on average, so that no logit exceeds sqrt(K)
-            q_BHTK, k_BHTK = (F.rms_norm(x, x.shape[-1:]) for x in (q_BHTK, k_BHTK))
         T = q_BHTK.shape[2]
         distance_TT = self.distance[:T, :T]
         logits_BHTT = q_BHTK @ k_BHTK.mT * self.scale
@@ -98,7 +102,10 @@ class Attention(nn.Module):
 
     def queries_and_keys(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, H, T, K)."""
-        return self._split(self.q(x_BTD)), self._split(self.k(x_BTD))
+        q_BHTK, k_BHTK = self._split(self.q(x_BTD)), self._split(self.k(x_BTD))
+        if self.qk_norm:  # each number of unit size on average, so that no logit exceeds sqrt(K)
+            q_BHTK, k_BHTK = (F.rms_norm(x, x.shape[-1:]) for x in (q_BHTK, k_BHTK))
+        return q_BHTK, k_BHTK
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.sizes.heads, -1)).transpose(1, 2)

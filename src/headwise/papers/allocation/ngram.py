@@ -45,7 +45,7 @@ class Settings:
     seed: int = 0
     length: int = 16
     batch: int = 32
-    steps: int = 1200
+    steps: int = 800
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

@@ -28,7 +28,7 @@ class Settings:
     seed: int
     layers: int = 6
     length: int = 128
-    steps: int = 800
+    steps: int = 600
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

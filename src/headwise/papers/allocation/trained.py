@@ -43,7 +43,7 @@ class Settings:
     layers: int = 6
     qk_dim: int = 64
     length: int = 256
-    steps: int = 1500
+    steps: int = 1200
     tune: int = 200
     heal: int = 200
 

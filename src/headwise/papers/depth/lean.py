@@ -47,7 +47,7 @@ BASE = {
     "text": Stack(layers=6, width=96, heads=4, head_dim=24, mlp=384),
     "listops": Stack(layers=4, width=64, heads=4, head_dim=16, mlp=128),
 }
-STEPS = {"images": 800, "text": 1200, "listops": 2500}
+STEPS = {"images": 800, "text": 800, "listops": 1500}
 QUICK_STEPS = 100
 PATCH, LISTOPS, LONGEST = 2, 20_000, 48
 READING = (128, 8)

@@ -39,7 +39,7 @@ class Settings:
     side: int
     control: bool
     seed: int = 0
-    steps: int = 800
+    steps: int = 500
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

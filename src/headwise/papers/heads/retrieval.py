@@ -114,7 +114,7 @@ class Settings:
         cells = [(number, heads, T) for T in LENGTHS for number, table in TABLES.items() for heads in table.published]
         layers = {number: table.layers for number, table in TABLES.items()}
         several = [
-            cls(*cell, seeds=seeds or (4 if layers[cell[0]] == 1 else 3), steps=5000 if layers[cell[0]] == 1 else 3000)
+            cls(*cell, seeds=seeds or (4 if layers[cell[0]] == 1 else 3), steps=5000 if layers[cell[0]] == 1 else 2000)
             for cell in cells
         ]
         enough = TABLES[FIRST].enough

@@ -42,7 +42,7 @@ class Settings:
     control: bool
     seed: int = 0
     queries: int = 2000
-    steps: int = 1500
+    steps: int = 1000
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

@@ -26,7 +26,7 @@ class Settings:
     tokens: int
     hidden: int
     seeds: int = 4
-    steps: int = 4000
+    steps: int = 3000
     rate: float = 0.01
 
     @classmethod

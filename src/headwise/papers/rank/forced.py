@@ -29,7 +29,7 @@ class Settings:
     limit: int
     head_dim: int
     seed: int = 0
-    steps: int = 1000
+    steps: int = 700
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

@@ -35,7 +35,7 @@ class Settings:
     head_dim: int
     seed: int = 0
     length: int = 96
-    steps: int = 1000
+    steps: int = 800
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:

@@ -25,7 +25,7 @@ class Settings:
     data: str
     head_dim: int
     seed: int = 0
-    steps: int = 1000
+    steps: int = 700
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:
