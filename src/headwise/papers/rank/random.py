@@ -93,7 +93,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         Verdict(
             "barrier",
             FAILED if highest >= TOLERANCE else HELD if max(map(max, unit.values())) < TOLERANCE else CONDITIONAL,
-            f"orthonormal inputs: never more than {highest:+.4f} above (1 - (1 - 1/n)^n) n; unit keys of 32 or more "
+            f"orthonormal inputs: highest rank less (1 - (1 - 1/n)^n) n is {highest:+.4f} n; unit keys of 32 or more "
             f"dimensions: within {max(map(max, unit.values())):.4f} of it",
             f"Gaussian keys: within {formula:.3f} of our closed formula from 8 dimensions on",
         ),
@@ -114,7 +114,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         Verdict(
             "inputs",
             HELD if below == len(DEPENDENT) else CONDITIONAL if below else FAILED,
-            "most above (1 - (1 - 1/n)^n) n, over all widths and lengths: "
+            "highest rank over n less 1 - (1 - 1/n)^n, over all widths and lengths: "
             + ", ".join(f"{kind} {value:+.3f}" for kind, value in above.items()),
             "how near they come, n = 100, heads of 192: "
             + ", ".join(f"{kind} {curves[kind][n][at(192)]:.3f}" for kind in ("orthonormal", *DEPENDENT))
