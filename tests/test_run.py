@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,22 @@ def test_a_killed_run_goes_on(place):
     assert done.returncode == 0, done.stderr
     assert (place / "out" / "profile.json").stat().st_mtime_ns == before
     assert "perplexity" in done.stdout
+
+
+@pytest.mark.parametrize("step", ["headwise.run.compress", "headwise.steps.heal.heal"])
+def test_a_kill_right_after_a_model_was_written_is_no_dead_end(place, monkeypatch, step):
+    make = pkgutil.resolve_name(step)
+
+    def die(*args, **options):
+        make(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step, die)
+    with pytest.raises(KeyboardInterrupt):
+        walk(place, heal_tokens=256)
+    monkeypatch.undo()
+    _, _, scores = walk(place, heal_tokens=256)
+    assert len(scores.models) == 3
 
 
 def test_the_command_prints_json_and_plans_from_a_model(place, monkeypatch):

@@ -14,7 +14,7 @@ from headwise import __version__
 from headwise.families.save import add_scores
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
-from headwise.records.files import read_json, write_record
+from headwise.records.files import check_free, read_json, write_record
 from headwise.records.healing import Healing, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
@@ -64,8 +64,9 @@ def run(
     if not done.holds(MODEL, cut, folder / MODEL):
         if done.made(MODEL):
             shutil.rmtree(folder / MODEL, ignore_errors=True)
+        check_free(folder / MODEL)
+        done.note(MODEL, cut)  # before it is made, which takes effect at once: a kill leaves nothing unnoted
         compress(source, folder / PLAN, folder / MODEL, command=command, profile=folder, progress=progress)
-        done.note(MODEL, cut)
     made, curve = [MODEL], []
     if heal_tokens:
         how = Healing(tokens=heal_tokens, seed=seed)
@@ -73,10 +74,11 @@ def run(
         if not done.holds(HEALED, mended, folder / HEALED):
             if done.made(HEALED):
                 shutil.rmtree(folder / HEALED, ignore_errors=True)
+            check_free(folder / HEALED)
+            done.note(HEALED, mended)
             from headwise.steps.heal import heal  # noqa: PLC0415 - only this step needs the extra [train]
 
             heal(str(folder / MODEL), source, folder / HEALED, texts=texts, how=how, command=command, progress=progress)
-            done.note(HEALED, mended)
         made, cut, curve = [MODEL, HEALED], mended, read_curve(folder / HEALED)
     judged = _hash(cut, [_content(text) for text in eval_texts], eval_tokens, speed)
     if not done.holds(SCORES, judged, folder / SCORES):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertModel
 
 from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
@@ -23,6 +23,8 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher
+from headwise.training.loop import fit
+from headwise.training.work import Work
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -47,10 +49,10 @@ QUICK = {
 }
 
 
-def prepared(folder, name="llama"):
+def prepared(folder, name="llama", build=tiny):
     """A tiny model with logits worth learning, and what is left of it after a cut by its weights alone."""
     torch.manual_seed(0)
-    model = tiny(name)
+    model = build(name)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0) if parameter.ndim > 1 else None
@@ -159,8 +161,8 @@ def test_two_processes_do_what_one_does_with_a_double_batch(pair, tmp_path):
         assert a is None or abs(a - b) < 1e-3
 
 
-@pytest.mark.parametrize("stage", ["local", "global"])
-def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 30)])
+def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage, step):
     folder, student, teacher = pair
     command = heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", "--stage", "both")
     assert run(*command).returncode == 0
@@ -171,7 +173,7 @@ def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path,
         "save = w.Work.save\n"
         "def die(self, stage, step, tensors):\n"
         "    save(self, stage, step, tensors)\n"
-        f"    if stage == {stage!r} and step > 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"    if stage == {stage!r} and step == {step}: os.kill(os.getpid(), signal.SIGKILL)\n"
         "w.Work.save = die\n"
         "sys.argv = ['headwise', *sys.argv[1:]]\n"
         "cli.main()\n"
@@ -201,7 +203,80 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_best(pair, tmp_path, mo
     with pytest.raises(InputError, match=r"not a number at step 21\. The best weights so far \(global 12\) stay in"):
         heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=Healing(stage="global", **QUICK))
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.healing" / "best.safetensors").is_file()
+    assert list((tmp_path / "out.healing").glob("best-*.safetensors"))
+
+
+def test_a_layer_whose_error_is_not_a_number_stops_and_is_named(pair, tmp_path):
+    folder, student, teacher = pair
+    how = Healing(stage="local", local_rate=1e30, **QUICK)
+    for _ in range(2):  # nothing of it is kept that would spoil a rerun
+        with pytest.raises(InputError, match=r"error of layer 0 is not a number\. The weights of the start stay in"):
+            heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=how)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_saved_does_not_hang_on_the_model_that_was_trained(pair, tmp_path, monkeypatch):
+    """Training may leave parts of it in other processes."""
+    folder, student, teacher = pair
+    text, how = [str(folder / "text.txt")], Healing(stage="global", rate=0.01, **QUICK)
+    heal(student, teacher, tmp_path / "whole", texts=text, how=how)
+
+    def spoil(accelerator, model, *rest):
+        fit(accelerator, model, *rest)
+        model.requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+
+    monkeypatch.setattr("headwise.steps.heal.fit", spoil)
+    heal(student, teacher, tmp_path / "again", texts=text, how=how)
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_weights_without_gradient_do_not_stop_a_rerun(tmp_path, monkeypatch):
+    student, teacher = prepared(tmp_path, "bert", lambda name: BertModel(tiny(name).config))
+    text, how = [str(tmp_path / "text.txt")], Healing(stage="global", train="all", **QUICK)
+    heal(student, teacher, tmp_path / "whole", texts=text, how=how)
+    save = Work.save
+
+    def die(self, stage, step, tensors):
+        save(self, stage, step, tensors)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Work, "save", die)
+    with pytest.raises(KeyboardInterrupt):
+        heal(student, teacher, tmp_path / "again", texts=text, how=how)
+    monkeypatch.undo()
+    heal(student, teacher, tmp_path / "again", texts=text, how=how)
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
+    assert any("pooler" in name for name in whole)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+@pytest.mark.parametrize("train", ["attention", "lora"])
+def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train):
+    model = tiny("llama")
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    shape = shape_of(model)
+    plan = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *map(LayerPlan.full, shape.layers[1:])))
+    plan.save(tmp_path / "plan.json")
+    compress(str(tmp_path / "model"), tmp_path / "plan.json", tmp_path / "student")
+    how = Healing(train=train, **QUICK)
+    found = heal(
+        str(tmp_path / "student"),
+        str(tmp_path / "model"),
+        tmp_path / "out",
+        texts=[str(tmp_path / "text.txt")],
+        how=how,
+    )
+    assert found["after"] < found["before"]
+
+
+def test_a_rate_of_its_own_is_another_run_and_no_distance_needs_no_rate():
+    assert Healing().facts() != Healing(rate=Healing().speed(1.0)).facts()
+    assert Healing().speed(-1e-9) == 0.0
 
 
 def test_a_rate_far_too_high_leaves_the_start(pair, tmp_path):
@@ -246,6 +321,8 @@ def test_encoders_and_image_models_heal_by_their_outputs(tmp_path):
     how = Healing(tokens=3000, held_out=100, batch=4, local_tokens=300, precision="fp32")
     found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "pictures.npz", how=how)
     assert found["after"] < 0.9 * found["before"]
+    with pytest.raises(InputError, match="predicts no next token"):
+        heal(student, teacher, tmp_path / "out", inputs=tmp_path / "pictures.npz", how=Healing(next_token=1.0))
 
 
 def test_wrong_pairs_and_numbers_get_a_sentence(pair, tmp_path):
@@ -291,7 +368,7 @@ def test_a_full_disk_gets_a_sentence_and_leaves_no_output(pair, tmp_path):
         [sys.executable, "-c", script, *map(str, command)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "best.safetensors" in done.stderr
+    assert "best-" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -101,6 +101,18 @@ def test_a_damaged_checkpoint_and_those_of_another_run_are_passed_over(tmp_path)
     assert work.metrics() == []
 
 
+def test_two_runs_in_one_folder_keep_their_best_weights_and_metrics(tmp_path):
+    first, second = Work(tmp_path, "a"), Work(tmp_path, "b")
+    for work, score in ((first, 1.0), (second, 2.0)):
+        work.forget_after("global", 0)
+        work.log(stage="global", step=1, loss=score)
+        work.offer("global", 1, score, {"x": torch.full((2,), score)})
+    second.forget_after("global", 0)
+    assert (first.best().score, second.best().score) == (1.0, 2.0)
+    assert first.metrics() == [{"stage": "global", "step": 1, "loss": 1.0}]
+    assert second.metrics() == []
+
+
 def test_metrics_are_taken_back_whole_or_not_at_all(tmp_path, monkeypatch):
     work = Work(tmp_path, "a")
     for step in range(1, 6):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,12 @@ from torch.nn.functional import kl_div
 
 ROWS_AT_ONCE = 128  # that are taken to float32 probabilities: a vocabulary is wide
 LEAST = 1e-9  # of probability that is told from nothing
+WORST = 700.0  # nats: no larger perplexity is a number
+
+
+def perplexity(nats: float) -> float:
+    """Of a mean loss in nats."""
+    return math.exp(min(nats, WORST))
 
 
 def divergence(wanted_NC: Tensor, found_NC: Tensor) -> float:

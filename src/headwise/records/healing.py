@@ -57,7 +57,7 @@ class Healing:
 
     def speed(self, score: float) -> float:
         """The learning rate of all layers together: as asked for, or by what learns and how much it has to learn."""
-        return RATES[self.train] * min(1.0, math.sqrt(score / FAR)) if self.rate is None else self.rate
+        return RATES[self.train] * min(1.0, math.sqrt(max(score, 0.0) / FAR)) if self.rate is None else self.rate
 
     @property
     def local_speed(self) -> float:
@@ -66,7 +66,11 @@ class Healing:
 
     def facts(self) -> dict[str, Any]:
         """All settings, for hashes and cards."""
-        return {**asdict(self), "rate": self.speed(FAR), "local_rate": self.local_speed}
+        return {
+            **asdict(self),
+            "rate": "by distance" if self.rate is None else self.rate,
+            "local_rate": self.local_speed,
+        }
 
 
 def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:

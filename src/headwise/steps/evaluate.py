@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from headwise.families.save import DTYPES
 from headwise.families.scoring import predicts_next, quality
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_texts
+from headwise.linalg.divergence import perplexity
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
 from headwise.records.scores import ModelScores, Scores, Speed
@@ -30,7 +30,6 @@ from headwise.records.shape import ModelShape
 CONTEXT = 512
 SPEED_AT = (1024,)
 SHORTEST = 16
-WORST = 700.0  # nats: no larger perplexity is a number
 Progress = Callable[[int, int, str], None]
 
 
@@ -217,8 +216,8 @@ def _quality(opened: Opened, held: list[Opened], progress: Progress) -> tuple[di
             "its outputs have another size" if same else "its tokens are others, so perplexities do not compare either"
         )
         notes.append(f"{opened.source} is not compared with {first.source}: {reason}.")
-    perplexity = None if measured.loss is None else math.exp(min(measured.loss, WORST))
-    return {**asdict(measured), "perplexity": perplexity}, notes
+    found = None if measured.loss is None else perplexity(measured.loss)
+    return {**asdict(measured), "perplexity": found}, notes
 
 
 def _speeds(held: list[Opened], lengths: tuple[int, ...], progress: Progress) -> tuple[list[list[Speed]], list[str]]:

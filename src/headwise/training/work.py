@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from headwise.families.tensor_files import read_tensors, write_tensors
 from headwise.records.files import write_text
 
 KEPT = 2  # checkpoints: should the last be lost, there is one before
-METRICS, BEST = "metrics.jsonl", "best.safetensors"
+METRICS, BEST = "metrics.jsonl", "best"
 Tensors = dict[str, Tensor]
 
 
@@ -53,11 +54,11 @@ class Work:
         """Put these weights away if none so far had a lower score."""
         best = self.best()
         if best is None or score < best.score:
-            self._write(self.folder / BEST, tensors, stage=stage, step=step, score=score)
+            self._write(self._best, tensors, stage=stage, step=step, score=score)
 
     def best(self) -> Best | None:
         """The weights with the lowest score so far."""
-        found = read_tensors(self.folder / BEST, self.inputs_hash)
+        found = read_tensors(self._best, self.inputs_hash)
         if found is None:
             return None
         facts, tensors = found
@@ -75,20 +76,14 @@ class Work:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of this run so far; a line that a kill has cut short is left out."""
-        path, found = self.folder / METRICS, []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                facts = json.loads(line)
-            except ValueError:
-                continue
-            if facts.pop("run", None) == self.inputs_hash[:8]:
-                found.append(facts)
-        return found
+        return [
+            {name: fact for name, fact in line.items() if name != "run"} for line in self._lines() if self._own(line)
+        ]
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Take the metrics back to a checkpoint: what came after it is done again."""
-        kept = [facts for facts in self.metrics() if facts["stage"] != stage or facts["step"] <= step]
-        write_text(self.folder / METRICS, "".join(map(self._line, kept)))
+        """Take the metrics back to a checkpoint: what came after it is done again. Lines of other runs stay."""
+        kept = [line for line in self._lines() if not self._own(line) or line["stage"] != stage or line["step"] <= step]
+        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def _write(self, path: Path, tensors: Tensors, **facts: Any) -> None:
         about = {"inputs_hash": self.inputs_hash, **{name: str(value) for name, value in facts.items()}}
@@ -99,6 +94,20 @@ class Work:
 
     def _prefix(self, stage: str) -> str:
         return f"{stage}-{self.inputs_hash[:8]}-"
+
+    @property
+    def _best(self) -> Path:
+        return self.folder / f"{BEST}-{self.inputs_hash[:8]}.safetensors"
+
+    def _own(self, line: Mapping[str, Any]) -> bool:
+        return line.get("run") == self.inputs_hash[:8]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        path, found = self.folder / METRICS, []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
 
     def _line(self, facts: Mapping[str, Any]) -> str:
         return json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n"

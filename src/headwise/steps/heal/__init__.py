@@ -65,29 +65,33 @@ def heal(
     plan = Plan.load(plan_file)
     student, teacher = open_model(source), open_model(teacher_source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan)
+    _check_wanted(how, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
     dtype = student.dtype
+    windows = read_windows(student.float(), source, list(texts), inputs, how)
     for model in (student, teacher):
         model.float().to(accelerator.device)
-    windows = read_windows(student, source, list(texts), inputs, how)
     facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]
     work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
     if track is not None:
         accelerator.init_trackers("headwise-heal", config=how.facts())
     torch.manual_seed(how.seed)
-    settle = make_trainable(student, how.train, reduced)
+    make_trainable(student, how.train, reduced)
     healer = _Healer(accelerator, student, teacher, plan, windows, how, work, progress)
     before = healer.run()
     accelerator.end_training()
     best = work.best() if accelerator.is_main_process else None
     if best is None:
         return {}
+    student = open_model(source).float()  # anew: training may have split the other among processes
+    torch.manual_seed(how.seed)
+    settle = make_trainable(student, how.train, reduced)
     put_weights(student, best.tensors)
     name = next(iter(before))
     told = {
         "teacher": teacher_source,
-        "tokens": how.tokens,
+        "tokens": min(how.local_tokens, how.tokens) if how.stage == "local" else how.tokens,
         "text": windows.name,
         "train": how.train,
         "stage": how.stage,
@@ -97,7 +101,7 @@ def heal(
         "after": best.score,
     }
     files = {CURVE: "".join(json.dumps(line) + "\n" for line in work.metrics())}
-    student = settle().cpu()
+    student = settle()
     for tensor in student.parameters():
         tensor.data = tensor.data.to(dtype)
     found = save_student(
@@ -124,7 +128,6 @@ class _Healer:
         self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, plan
         self.windows, self.how, self.work, self.progress = windows, how, work, progress
         self.processes = accelerator.num_processes
-        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
         step_tokens = round(how.batch * how.accumulate * self.processes * windows.tokens_each)
         self.steps = max(1, how.tokens // step_tokens)
         self.step_tokens = step_tokens
@@ -135,6 +138,9 @@ class _Healer:
         width, device = shape_of(teacher).width, accelerator.device
         self.half = in_half(accelerator, how.precision, work, lambda: products_faster_in_half(width, device))
         self.guide = Teacher(teacher, how, self.half, memory)
+        if how.train == "all":
+            self._leave_out_what_is_unused()
+        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
@@ -180,6 +186,14 @@ class _Healer:
         with checkpointed(self.student) if how.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
+    def _leave_out_what_is_unused(self) -> None:
+        """Freeze what no output depends on, such as a pooler: moments and gradients of it would be missed."""
+        first = {name: tensor[:1] for name, tensor in self.windows.held_out.items()}
+        self.guide.distance(self.student, first).backward()
+        for weight in learning(self.student):
+            weight.requires_grad_(weight.grad is not None)
+        self.student.zero_grad()
+
     def _distance(self) -> float:
         """The best score on held-out windows before all layers learn together."""
         lines = [line for line in self.work.metrics() if line["stage"] != GLOBAL and "scores" in line]
@@ -208,8 +222,15 @@ def _check_pair(
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")
     _check_words(source, student, teacher_source, teacher)
-    reduced = [j for j, i in enumerate(kept) if plan.layers[i] != LayerPlan.full(before.layers[i])]
-    return reduced or range(len(kept))
+    there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
+    return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
+
+
+def _check_wanted(how: Healing, teacher: PreTrainedModel) -> None:
+    if how.next_token and not predicts_next(teacher):
+        raise InputError(f"{type(teacher).__name__} predicts no next token that it could learn from the text.")
+    if how.stage == "local" and not can_refit(teacher):
+        raise InputError(f"The layers of {type(teacher).__name__} cannot learn one by one: take --stage global.")
 
 
 def _check_words(source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.blocks import Stream
 from headwise.families.sites import Site, sites_of
+from headwise.records.errors import InputError
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
 from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
@@ -96,6 +97,11 @@ def _one_by_one(
                 if not site.stack.norm_behind:
                     wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
                 error = _train(now, own, j, wanted, how)
+                if error is not None and not math.isfinite(error[1]):
+                    raise InputError(
+                        f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
+                        "A lower learning rate of single layers may help."
+                    )
                 if error is not None:
                     work.log(stage=STAGE, step=i + 1, layer=i, error_before=error[0], error_after=error[1])
             with torch.no_grad():

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from headwise.families.own_loss import main_output
 from headwise.families.scoring import predicts_next
 from headwise.families.sites import sites_of
-from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likely, most_likely
+from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likely, most_likely, perplexity
 from headwise.records.healing import Healing
 
 REMEMBERED, JUDGED = 128, 1024  # classes kept of a row of logits: on disk for later rounds, in memory to judge by
@@ -43,7 +43,8 @@ class Teacher:
         found, classes = main_output(outputs)
         known = None if first_round or self.memory is None else self.memory.read(rows)
         if known is not None:
-            total = mean_divergence_of_likely(*known, found.flatten(0, -2), how.temperature)
+            classes_NK, logs_NK = (part.to(found.device) for part in known)
+            total = mean_divergence_of_likely(classes_NK, logs_NK, found.flatten(0, -2), how.temperature)
         else:
             with torch.no_grad():
                 whole = self._run(self.model, inputs)
@@ -57,6 +58,13 @@ class Teacher:
             total = total + how.next_token * _next_token(found, inputs["input_ids"])
         return total
 
+    def distance(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The first term of the loss alone, and nothing is remembered."""
+        found, classes = main_output(self._run(student, inputs))
+        with torch.no_grad():
+            wanted, _ = main_output(self._run(self.model, inputs))
+        return _distance(wanted, found, classes, self.how.temperature)
+
     def judge(self, student: nn.Module, inputs: Mapping[str, Tensor], at_once: int) -> dict[str, float]:
         """KL (or relative square error) on held-out windows, and the perplexity of a decoder."""
         far, nats, classes, parts = 0.0, 0.0, False, _split(inputs, at_once)
@@ -69,7 +77,7 @@ class Teacher:
                 if self.predicts:
                     nats += share * _next_token(found, part["input_ids"]).item()
         scores = {"kl" if classes else "error": far}
-        return {**scores, "perplexity": float(np.exp(nats))} if self.predicts else scores
+        return {**scores, "perplexity": perplexity(nats)} if self.predicts else scores
 
     def _judged_distance(self, number: int, part: Mapping[str, Tensor], found: Tensor, classes: bool) -> float:
         if number not in self._judged:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.families.fresh import fresh_model
+from headwise.linalg.divergence import perplexity
 from headwise.records.blueprint import Text
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
@@ -30,7 +30,6 @@ from headwise.training.order import shuffled
 from headwise.training.work import Work
 
 BYTES = 4  # of a weight
-LARGEST = 700.0  # nats whose exponential is a number
 
 
 def read_examples(
@@ -100,7 +99,7 @@ class Task:
                 right += 0 if text else int((logits.argmax(-1) == wanted).sum())
                 total += len(wanted)
         loss = nats / total
-        return {"loss": loss, **({"perplexity": math.exp(min(loss, LARGEST))} if text else {"accuracy": right / total})}
+        return {"loss": loss, **({"perplexity": perplexity(loss)} if text else {"accuracy": right / total})}
 
     def _run(self, model: nn.Module, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and wanted classes, a row for each answer."""
