@@ -25,7 +25,7 @@ check: $(VENV)/.dev  ## format, lint, types, imports between rooms
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev  ## every number of the docs, written to results/
+bench: $(VENV)/.dev  ## the shorter benchmarks of the docs, written to results/
 	$(BIN)/python benchmarks/attention_widths.py
 	$(BIN)/python benchmarks/compress_speed.py
 	$(BIN)/python benchmarks/cost_speed.py

@@ -347,9 +347,12 @@ def heal(
     ] = "both",
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate of all together; by default by --train and by how much is to learn."),
+        typer.Option(
+            help="Learning rate of all together, in units of each weight's root mean square; by default by --train and "
+            "by how much is to learn."
+        ),
     ] = None,
-    local_lr: Annotated[float | None, typer.Option(help="Learning rate of single layers, likewise.")] = None,
+    local_lr: Annotated[float | None, typer.Option(help="Learning rate of single layers, in the same units.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in a window.")] = 512,
     batch: Annotated[int, typer.Option(help="Windows that one process takes at once.")] = 1,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
