@@ -15,6 +15,7 @@ from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertModel
 
+from headwise.families.calibration import Batch, Calibration
 from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.records.errors import InputError
@@ -23,6 +24,7 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher
+from headwise.steps.heal.windows import _joined
 from headwise.training.loop import fit
 from headwise.training.work import Work
 from tests.tiny import tiny
@@ -272,6 +274,15 @@ def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train)
         how=how,
     )
     assert found["after"] < found["before"]
+
+
+def test_an_encoder_decoder_does_not_pretend_to_learn_layer_by_layer(tmp_path):
+    student, teacher = prepared(tmp_path, "whisper")
+    with pytest.raises(InputError, match="cannot learn one by one: take --stage global"):
+        heal(student, teacher, tmp_path / "out", how=Healing(stage="local"))
+    ragged = tuple(Batch({"decoder_input_ids": torch.ones(1, length)}, length, (length,)) for length in (3, 4))
+    with pytest.raises(InputError, match="give decoder_input_ids of one length"):
+        _joined(Calibration(ragged, "speech.npz"))
 
 
 def test_a_rate_of_its_own_is_another_run_and_no_distance_needs_no_rate():

@@ -71,5 +71,10 @@ def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: 
 
 
 def _joined(found: Calibration) -> dict[str, Tensor]:
-    names = found.batches[0].inputs
-    return {name: torch.cat([batch.inputs[name] for batch in found.batches if batch.main]) for name in names}
+    made = {}
+    for name in found.batches[0].inputs:
+        parts = [batch.inputs[name] for batch in found.batches if batch.main]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise InputError(f"{found.name} has examples of different lengths: give {name} of one length.")
+        made[name] = torch.cat(parts)
+    return made
