@@ -163,6 +163,60 @@ def test_two_processes_do_what_one_does_with_a_double_batch(pair, tmp_path):
         assert a is None or abs(a - b) < 1e-3
 
 
+SPLIT = """
+import os, sys
+from accelerate import Accelerator
+from torch.distributed.fsdp import fully_shard
+import headwise.cli as cli, headwise.training.work as w
+
+def prepare(self, model, optimizer):  # what Accelerate does under FSDP2, which it offers for accelerators only
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    for block in model.model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    split = dict(model.named_parameters())
+    for group, own in zip(optimizer.param_groups, groups):
+        group["params"] = [split[name] for name in own]
+    return model, optimizer
+
+save = w.Work.save
+
+def die(self, stage, step, tensors):
+    save(self, stage, step, tensors)
+    if step == int(os.environ["DIES_AT"]):
+        os._exit(9)
+
+Accelerator.prepare, w.Work.save = prepare, die
+sys.argv = ["headwise", *sys.argv[1:]]
+cli.main()
+"""
+
+
+def test_a_model_split_over_processes_heals_as_a_whole_one_and_after_a_kill(pair, tmp_path):
+    folder, student, teacher = pair
+    options = ("--batch", "2", "--stage", "global")
+    (tmp_path / "split.py").write_text(SPLIT)
+    whole = run(*heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", *options), processes=2)
+    assert whole.returncode == 0, whole.stderr
+    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "split", *options)
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for dies_at in ("14", "0"):
+        assert not (tmp_path / "split").exists()
+        done = subprocess.run(
+            [*launched, str(tmp_path / "split.py"), *map(str, command)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DIES_AT": dies_at},
+        )
+        assert (done.returncode == 0) == (dies_at == "0"), done.stderr
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "split")
+    assert any(not torch.equal(tensor, one[name]) for name, tensor in weights(folder / "student").items())
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 30)])
 def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage, step):
     folder, student, teacher = pair

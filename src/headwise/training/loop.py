@@ -194,7 +194,8 @@ def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, acceler
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model ")}
     put_weights(wrapped, {name.removeprefix("model "): tensor for name, tensor in weights.items()})
     state = cast(Any, get_optimizer_state_dict(wrapped, adam))
-    for name, moments in state["state"].items():
-        moments |= {key: tensors[f"{key} {name}"] for key in moments}
+    state["state"] = {  # not changed in place: those are the optimizer's own
+        name: {key: tensors[f"{key} {name}"] for key in moments} for name, moments in state["state"].items()
+    }
     set_optimizer_state_dict(wrapped, adam, state, options=BACK)
     return step
