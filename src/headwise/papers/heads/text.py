@@ -120,7 +120,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
             HELD if max(unseen) <= NOISE else CONDITIONAL if min(unseen) <= NOISE else FAILED,
             "held-out accuracy: "
             + ", ".join(f"T={T}: {'/'.join(f'{held[h, T]:.2f}' for h in heads)}" for T in lengths),
-            f"{heads[0]} -> {heads[-1]} heads: {min(unseen):+.3f} to {max(unseen):+.3f}",
+            f"{heads[0]} -> {heads[-1]} heads: {min(unseen):+.3f} to {max(unseen):+.3f}; chance is 1 / T",
         ),
         Verdict(
             "text-law",
