@@ -3,6 +3,7 @@
 import pytest
 
 from headwise.papers.catalogue import module_of
+from headwise.papers.noise import margin
 from headwise.papers.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN
 
@@ -38,6 +39,19 @@ def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors
 def test_more_heads_condition_better_only_if_they_do_so_all_the_way(condition, status):
     found = verdicts("depth/softmax", "full", lambda settings: {"condition": condition(settings.heads)})
     assert found["softmax-heads"].status == status and found["jacobian"].status == status
+
+
+def test_what_seeds_do_by_chance_does_not_count():
+    assert margin([[0.1], [0.5]], 0.01) == 0.01  # one seed tells nothing of chance
+    assert margin([[0.1, 0.1, 0.1], [0.5, 0.5, 0.5]], 0.01) == 0.01
+    assert margin([[0.0, 2.0], [5.0, 7.0]], 0.01) == pytest.approx(2 * (2 * 2.0 / 2) ** 0.5)
+
+    def found(settings, spread):
+        score = 0.5 + 0.02 * settings.arm.startswith("lean") + spread * (settings.seed - 1)
+        return {"score": score, "training": 1.0, "parameters": 10, "seconds": 1.0, "before": [1.0], "after": [1.0]}
+
+    assert verdicts("depth/lean", "full", lambda s: found(s, 0.001))["lean-text"].status == HELD
+    assert verdicts("depth/lean", "full", lambda s: found(s, 0.1))["lean-text"].status == CONDITIONAL
 
 
 @pytest.mark.parametrize(

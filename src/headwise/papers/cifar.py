@@ -13,19 +13,19 @@ from headwise.records.errors import InputError
 from headwise.records.files import cache_folder, replacing
 
 NAME = "uoft-cs/cifar10"
-FILE = "cifar10.npz"
-TRAIN, TEST = 2000, 2000
+TRAIN, TEST = 10_000, 2000
+FILE = f"cifar10-{TRAIN}-{TEST}.npz"
 
 
 @cache
-def cifar10() -> Labelled:
-    """The first 2,000 images of its training and of its test part, 32 x 32 x 3 between -1 and 1."""
+def cifar10(train: int) -> Labelled:
+    """The first images of its training part, ``train`` of them, and of its test part, 32 x 32 x 3 between -1 and 1."""
     path = cache_folder() / FILE
     if not path.is_file():
         _fetch(path)
     with np.load(path) as file:
-        images, labels = file["images"], file["labels"]
-    return Labelled(torch.tensor(images).float() / 127.5 - 1, torch.tensor(labels).long(), TRAIN)
+        images, labels = (np.concatenate([file[name][:train], file[name][TRAIN:]]) for name in ("images", "labels"))
+    return Labelled(torch.tensor(images).float() / 127.5 - 1, torch.tensor(labels).long(), train)
 
 
 def _fetch(path: Path) -> None:

@@ -49,8 +49,8 @@ def held_out(length: int, count: int = EVALUATION) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, length: int) -> float:
-    """Nats per character of held-out text."""
-    inputs, targets = held_out(length)
+def validation_loss(model: nn.Module, length: int, count: int = EVALUATION) -> float:
+    """Nats per character of ``count`` windows of held-out text."""
+    inputs, targets = held_out(length, count)
     losses = [next_loss(model(a), b) for a, b in zip(inputs.split(8), targets.split(8))]
     return float(torch.stack(losses).mean())
