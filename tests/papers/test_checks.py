@@ -29,6 +29,21 @@ def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors
 
 
 @pytest.mark.parametrize(
+    ("error", "upturn", "prediction", "norm"),
+    [
+        (lambda heads, normed: 0.5 if heads < 32 or (normed and heads > 32) else 0.001, CONDITIONAL, HELD, HELD),
+        (lambda heads, normed: 1e-4 * heads, CONDITIONAL, CONDITIONAL, FAILED),  # solved by any number of heads
+        (lambda heads, normed: 0.1 if heads < 32 else 0.2, HELD, FAILED, FAILED),
+    ],
+)
+def test_errors_of_a_solved_task_make_no_upturn(error, upturn, prediction, norm):
+    said = verdicts("allocation/ngram", "full", lambda s: {"validation": error(s.heads, "norm" in s.arm)})
+    assert said["gram-upturn"].status == upturn, said
+    assert said["gram-prediction"].status == prediction, said
+    assert said["gram-norm"].status == norm, said
+
+
+@pytest.mark.parametrize(
     ("condition", "status"),
     [
         (lambda heads: 100 / heads, HELD),

@@ -63,6 +63,13 @@ CLAIMS = (
     ),
     Claim("logits-grow", "Figure 10: logits grow with L.", "a figure", "trained"),
     Claim(
+        "real-saturation",
+        "Figure 3 on a real model (SmolLM2-135M): the norm falls like 1/L.",
+        "L = 4 to 1024, a figure",
+        "real",
+    ),
+    Claim("real-logits", "Figure 10 on a real model: logits grow with L.", "a figure", "real"),
+    Claim(
         "one-head",
         "Figures 4 and 6: one head of 64 dimensions, cut to 4 by SVD and fine-tuned, follows its teacher.",
         "a figure",
@@ -75,6 +82,7 @@ CLAIMS = (
         "trained",
     ),
     Claim("later-layers", "Later layers can be cut more than early ones.", "no evidence, say reviewers", "trained"),
+    Claim("real-later-layers", "So they can in a real model (SmolLM2-135M).", "no evidence, say reviewers", "real"),
     Claim(
         "whole-model",
         "Reviewers asked: cut a whole model by layers against uniformly, at equal parameters.",
@@ -97,7 +105,7 @@ CLAIMS = (
         "dominant-heads",
         "Motivation: later layers use few dominant heads.",
         "a citation",
-        reason="Another paper's observation, of large models; headwise inspect shows it for any model.",
+        "real",
     ),
     Claim(
         "compute",
