@@ -150,6 +150,39 @@ def test_the_barrier_is_an_upper_bound_for_all_inputs():
     assert above["inputs"].status == above["softmax-inputs"].status == CONDITIONAL
 
 
+@pytest.mark.parametrize(
+    ("slope", "growth", "late", "saturation", "logits", "later"),
+    [
+        (-1.0, 1.0, 0.5, HELD, FAILED, HELD),
+        (-0.5, 1.5, 1.0, CONDITIONAL, HELD, FAILED),
+        (0, 1, 2, FAILED, FAILED, FAILED),
+    ],
+)
+def test_a_real_model_is_judged_by_its_slopes_and_thirds(slope, growth, late, saturation, logits, later):
+    lengths = [64, 256]
+
+    def layer(number):
+        share = late if number >= 4 else 1.0
+        return {
+            "norm": [length**slope for length in lengths],
+            "spread": [1.0, growth],
+            "rows": [0.3 * share, 0.1],
+            "qk_damage": 0.01 * share,
+            "v_damage": 0.02 * share,
+            "head_damage": [1.0, 1.0] if share == 1 else [1.0, 0.0],
+        }
+
+    said = verdicts(
+        "allocation/real",
+        "full",
+        lambda s: {"lengths": lengths, "widths": [16, 32], "layers": list(map(layer, range(6)))},
+    )
+    assert said["real-saturation"].status == saturation
+    assert said["real-logits"].status == logits
+    assert said["real-later-layers"].status == later
+    assert said["dominant-heads"].status == (FAILED if late == 1 else HELD)
+
+
 def test_every_seed_counts():
     module = module_of("rank", "temperature")
     ranks = [[0.5] * len(module.NAMES) for _ in module.TEMPERATURES]
