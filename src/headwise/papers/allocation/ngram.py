@@ -120,7 +120,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     rule = {h: split_heads(h, WIDTH // h, TOKEN_DIM, [1.0] * LAGS).error for h in next(iter(curves.values()))}
     predicted = min(rule, key=rule.__getitem__)
     best = {arm: min(curve, key=curve.__getitem__) for arm, curve in curves.items()}
-    equal = {arm: [h for h in sorted(curve) if curve[h] <= curve[best[arm]] + SLIGHT] for arm, curve in curves.items()}
+    equal = {arm: as_good(curve) for arm, curve in curves.items()}
     near = [predicted in heads for heads in equal.values()]
     needed = [heads[0] == predicted for heads in equal.values()]
     return [
@@ -150,6 +150,11 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         ),
         *_norms(curves),
     ]
+
+
+def as_good(curve: dict[int, float]) -> list[int]:
+    """Head counts whose error is as good as the best, ascending."""
+    return [heads for heads in sorted(curve) if curve[heads] <= min(curve.values()) + SLIGHT]
 
 
 def _norms(curves: dict[str, dict[int, float]]) -> list[Verdict]:

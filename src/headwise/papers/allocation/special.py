@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.papers.allocation.ngram import TOKEN_DIM, Grams
+from headwise.papers.allocation.ngram import TOKEN_DIM, Grams, as_good
 from headwise.papers.point import Point
 from headwise.papers.small import Heads, Shape, Small
 from headwise.papers.training import fit, seeded
@@ -78,19 +78,16 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     }
     verdicts = []
     for task, curve in curves.items():
-        best = _argmin(curve)
-        close = curve[predicted[task]] <= 1.1 * curve[best] + 1e-6
-        gained = curve[best] < 0.9 * curve[min(curve)]
-        status = HELD if close and gained else CONDITIONAL if close or gained else FAILED
-        status = status if curve[best] < SOLVED else FAILED
+        equal, solved = as_good(curve), min(curve.values()) < SOLVED
+        status = HELD if equal[0] == predicted[task] else CONDITIONAL if predicted[task] in equal else FAILED
         shown = ", ".join(f"{h}: {curve[h]:.3g}" for h in sorted(curve))
         verdicts.append(
             Verdict(
                 task,
-                status,
+                status if solved else FAILED,
                 f"error by heads {shown}",
-                f"the rule says {predicted[task]} heads, best here {best}"
-                + ("" if curve[best] < SOLVED else "; no head count learnt the task"),
+                f"the rule says {predicted[task]} heads; as good as the best here: {', '.join(map(str, equal))}"
+                + ("" if solved else "; no head count learnt the task"),
             )
         )
     return verdicts
