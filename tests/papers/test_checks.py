@@ -137,6 +137,20 @@ def test_two_points_make_no_line():
     assert verdicts("rank/forced", "quick", lambda s: {"train_loss": 1.0})["forced"].status == OPEN
 
 
+@pytest.mark.parametrize(
+    ("loss", "status"),
+    [
+        (lambda limit, last: 1 / (limit or last), HELD),
+        (lambda limit, last: 1.0 if limit == 1 else 0.5, CONDITIONAL),
+        (lambda limit, last: 0.5, FAILED),
+    ],
+)
+def test_a_limit_that_is_not_felt_causes_nothing(loss, status):
+    last = module_of("rank", "forced").TOKENS
+    said = verdicts("rank/forced", "full", lambda s: {"train_loss": loss(s.limit, last[s.task])})
+    assert said["forced"].status == said["forced-needed"].status == status
+
+
 def test_the_barrier_is_an_upper_bound_for_all_inputs():
     def found(settings, high=()):
         widths = module_of("rank", "random").WIDTHS

@@ -28,7 +28,8 @@ def test_every_experiment_has_the_same_names_and_plain_settings(names):
     module = module_of(*names)
     for size in SIZES:
         grid = module.Settings.grid(size, None)
-        paths = {outcome_path(Path(), *names, 1, json.loads(json.dumps(asdict(settings)))) for settings in grid}
+        recipe = getattr(module, "RECIPE", 1)
+        paths = {outcome_path(Path(), *names, recipe, json.loads(json.dumps(asdict(settings)))) for settings in grid}
         assert len(paths) == len(grid) > 0
         assert paths == {job.path(Path()) for job in Job.all(*names, grid)}
     assert all(callable(getattr(module, name)) for name in ("run", "check", "draw"))
@@ -75,7 +76,7 @@ def _gaussian():
         (("heads", "retrieval"), {"table": 5, "heads": 2, "tokens": 8, "seeds": 2, "steps": 3}),
         (("allocation", "ngram"), {"arm": "sinusoidal, q/k norm", "heads": 4, "length": 8, "batch": 4, "steps": 3}),
         (("allocation", "ngram"), {"arm": "relative, dropout", "heads": 4, "length": 8, "batch": 4, "steps": 3}),
-        (("rank", "forced"), {"limit": 2, "head_dim": 4, "steps": 2}),
+        (("rank", "forced"), {"task": "reversal", "limit": 2, "head_dim": 4, "steps": 2}),
     ],
 )
 def test_the_same_settings_give_the_same_numbers(names, settings):

@@ -53,8 +53,14 @@ CLAIMS = (
     Claim("trained-rank", "Trained heads keep to the barrier's picture.", "assumed from initialisation", "trained"),
     Claim(
         "forced",
-        "Reviewers asked: the rank limit causes the plateau of the loss.",
+        "Reviewers asked: the rank limit causes the plateau of the loss (digits).",
         "correlation only in the paper",
+        "forced",
+    ),
+    Claim(
+        "forced-needed",
+        "Ours: so it does on a task that needs a high rank (reversing a text).",
+        "not in the paper",
         "forced",
     ),
     Claim(
