@@ -20,7 +20,8 @@ def verdicts(experiment, size, found):
     [
         ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}, FAILED),  # nobody learnt it
         ({1: 0.5, 2: 0.05, 4: 0.02, 8: 0.001, 16: 0.01, 32: 0.02}, HELD),  # 8 heads, as the rule says
-        ({1: 0.05, 2: 0.05, 4: 0.05, 8: 0.05, 16: 0.05, 32: 0.05}, CONDITIONAL),  # heads are not what it takes
+        ({1: 0.5, 2: 0.05, 4: 0.05, 8: 0.05, 16: 0.05, 32: 0.05}, CONDITIONAL),  # fewer will do
+        ({1: 0.05, 2: 0.05, 4: 0.05, 8: 0.05, 16: 0.05, 32: 0.05}, FAILED),  # heads are not what it takes
         ({1: 0.001, 2: 0.05, 4: 0.05, 8: 0.05, 16: 0.05, 32: 0.05}, FAILED),
     ],
 )
@@ -33,8 +34,9 @@ def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors
     ("error", "upturn", "prediction", "norm"),
     [
         (lambda heads, normed: 0.5 if heads < 32 or (normed and heads > 32) else 0.001, CONDITIONAL, HELD, HELD),
-        (lambda heads, normed: 1e-4 * heads, CONDITIONAL, CONDITIONAL, FAILED),  # solved by any number of heads
-        (lambda heads, normed: 0.1 if heads < 32 else 0.2, HELD, FAILED, FAILED),
+        (lambda heads, normed: 1e-4 * heads, CONDITIONAL, FAILED, FAILED),  # solved by any number of heads
+        (lambda heads, normed: 0.5 if heads < 4 else 0.001, FAILED, CONDITIONAL, FAILED),
+        (lambda heads, normed: 0.05 if heads < 32 else 0.2, HELD, FAILED, FAILED),
     ],
 )
 def test_errors_of_a_solved_task_make_no_upturn(error, upturn, prediction, norm):
@@ -67,7 +69,9 @@ def test_what_seeds_do_by_chance_does_not_count():
         return {"score": score, "training": 1.0, "parameters": 10, "seconds": 1.0, "before": [1.0], "after": [1.0]}
 
     assert verdicts("depth/lean", "full", lambda s: found(s, 0.001))["lean-text"].status == HELD
-    assert verdicts("depth/lean", "full", lambda s: found(s, 0.1))["lean-text"].status == CONDITIONAL
+    unsure = verdicts("depth/lean", "full", lambda s: found(s, 0.1))
+    assert unsure["lean-text"].status == unsure["lean-images"].status == CONDITIONAL
+    assert unsure["equal-size"].status == CONDITIONAL and unsure["heads-pay"].status == FAILED
 
 
 @pytest.mark.parametrize(

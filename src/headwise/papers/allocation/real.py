@@ -85,6 +85,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
             f"first against last third of the layers: attention moved by cutting queries and keys to {widths[0]} "
             f"dimensions {_against(narrowest, '.3f')}; predicted damage of halving queries and keys "
             f"{_against(damages['qk_damage'], '.4f')} nats, values {_against(damages['v_damage'], '.4f')} nats a layer",
+            "medians over layers",
         ),
         Verdict(
             "dominant-heads",
@@ -133,9 +134,9 @@ def _values(points: Sequence[Point[Settings]], name: str) -> np.ndarray:
 
 
 def _thirds(by_layer: np.ndarray) -> tuple[float, float]:
-    """Means of the first and of the last third of the layers."""
+    """Medians of the first and of the last third of the layers."""
     third = len(by_layer) // 3
-    return float(by_layer[:third].mean()), float(by_layer[-third:].mean())
+    return float(np.median(by_layer[:third])), float(np.median(by_layer[-third:]))
 
 
 def _evenly(damages: np.ndarray) -> float:

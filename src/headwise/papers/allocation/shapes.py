@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.papers.language import Reading, language_model, validation_loss
-from headwise.papers.noise import margin
+from headwise.papers.noise import paired_margin
 from headwise.papers.point import Point
 from headwise.papers.small import Heads, Shape, parameters
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
@@ -56,17 +56,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Narrow heads against few heads, then layer-dependent against uniform."""
-    cells = _cells(points)
-    loss, noise = _mean(points), margin(cells.values(), NOISE)
-    verdicts = [_compare("dim-or-count", loss, noise, "narrow heads", "few heads")]
-    if any(way == "narrow later" for way, *_ in loss):
-        verdicts.append(_compare("later-or-uniform", loss, noise, "narrow later", "narrow heads"))
+    verdicts = [_compare("dim-or-count", points, "narrow heads", "few heads")]
+    if any(settings.way == "narrow later" for settings, _ in points):
+        verdicts.append(_compare("later-or-uniform", points, "narrow later", "narrow heads"))
     return verdicts
 
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Loss over the share of the attention that is left."""
-    loss = _mean(points)
+    loss = _mean(points, "loss")
     lines = []
     for way in WAYS[1:]:
         found = sorted((1 / saved, value) for (name, saved, norm), value in loss.items() if name == way and not norm)
@@ -98,35 +96,41 @@ def _spread(total: int, parts: int) -> list[int]:
     return [max(1, (total + parts - 1 - index) // parts) for index in range(parts)]
 
 
-def _compare(claim: str, loss: dict[tuple[str, int, bool], float], noise: float, first: str, second: str) -> Verdict:
-    gains = {
-        (saved, norm): loss[second, saved, norm] - value
-        for (way, saved, norm), value in loss.items()
-        if way == first and (second, saved, norm) in loss
-    }
-    wins = sum(gain > noise for gain in gains.values())
-    losses = sum(gain < -noise for gain in gains.values())
-    status = HELD if wins == len(gains) else FAILED if not wins or losses == len(gains) else CONDITIONAL
+def _compare(claim: str, points: Sequence[Point[Settings]], first: str, second: str) -> Verdict:
+    """Differences are taken seed by seed: both ways read the same batches."""
+    losses = _cells(points, "loss")
+    pairs = {cell: (first, *cell[1:]) for cell in losses if cell[0] == second and (first, *cell[1:]) in losses}
+    gains = {cell[1:]: np.subtract(losses[cell], losses[other]) for cell, other in pairs.items()}
+    noise = paired_margin(gains.values(), NOISE)
+    wins = sum(gain.mean() > noise for gain in gains.values())
+    behind = sum(gain.mean() < -noise for gain in gains.values())
+    status = HELD if wins == len(gains) else CONDITIONAL if wins else FAILED
+    loss, size = _mean(points, "loss"), _mean(points, "parameters")
     shown = ", ".join(
         f"1/{saved} left{', q/k norm' * norm}: {loss[first, saved, norm]:.3f} against {loss[second, saved, norm]:.3f}"
         for saved, norm in gains
     )
     whole = ", ".join(f"{value:.3f}{', q/k norm' * norm}" for (way, _, norm), value in loss.items() if way == "whole")
+    sizes = ", ".join(
+        f"{size[first, saved, norm] / 1000:.0f}k against {size[second, saved, norm] / 1000:.0f}k"
+        for saved, norm in gains
+    )
     return Verdict(
         claim,
         status,
-        f"{first} against {second}, nats: {shown}",
-        f"better in {wins} of {len(gains)}, worse in {losses}; up to {noise:.3f} counts as equal; whole {whole}",
+        f"{first} against {second}, nats: {shown}; whole {whole}",
+        f"better in {wins} of {len(gains)}, worse in {behind}; up to {noise:.3f} counts as equal; parameters {sizes}: "
+        "equal but for what learned distances of each head take",
     )
 
 
-def _mean(points: Sequence[Point[Settings]]) -> dict[tuple[str, int, bool], float]:
-    return {key: float(np.mean(values)) for key, values in _cells(points).items()}
+def _mean(points: Sequence[Point[Settings]], name: str) -> dict[tuple[str, int, bool], float]:
+    return {key: float(np.mean(values)) for key, values in _cells(points, name).items()}
 
 
-def _cells(points: Sequence[Point[Settings]]) -> dict[tuple[str, int, bool], list[float]]:
-    """Losses of all seeds by way, saving and norm."""
+def _cells(points: Sequence[Point[Settings]], name: str) -> dict[tuple[str, int, bool], list[float]]:
+    """What was found with all seeds, by way, saving and norm."""
     found: dict[tuple[str, int, bool], list[float]] = {}
     for settings, outcome in points:
-        found.setdefault((settings.way, settings.saved, settings.qk_norm), []).append(outcome["loss"])
+        found.setdefault((settings.way, settings.saved, settings.qk_norm), []).append(outcome[name])
     return found

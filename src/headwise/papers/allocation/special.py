@@ -11,17 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.papers.allocation.ngram import TOKEN_DIM, Grams, as_good
+from headwise.papers.allocation.ngram import SOLVED, TOKEN_DIM, Grams, as_good, ruled_by
 from headwise.papers.point import Point
 from headwise.papers.small import Heads, Shape, Small
 from headwise.papers.training import fit, seeded
-from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
+from headwise.records.papers import FAILED, Chart, Line, Verdict
 from headwise.theory.tradeoff import split_heads
 
 WIDTH, LENGTH, BATCH = 64, 24, 32
 SYMBOLS, PATTERN = 32, 32
 PERIODS = (8, 16)  # shortest and longest; which it is, a model can only tell by what it has seen
-SOLVED = 0.1
 UNSEEN = -1  # not to be told from what came before
 STEEP = 2.0
 TASKS = ("copy", "induction", "nonlinear")
@@ -79,12 +78,11 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     verdicts = []
     for task, curve in curves.items():
         equal, solved = as_good(curve), min(curve.values()) < SOLVED
-        status = HELD if equal[0] == predicted[task] else CONDITIONAL if predicted[task] in equal else FAILED
         shown = ", ".join(f"{h}: {curve[h]:.3g}" for h in sorted(curve))
         verdicts.append(
             Verdict(
                 task,
-                status if solved else FAILED,
+                ruled_by(predicted[task], curve) if solved else FAILED,
                 f"error by heads {shown}",
                 f"the rule says {predicted[task]} heads; as good as the best here: {', '.join(map(str, equal))}"
                 + ("" if solved else "; no head count learnt the task"),

@@ -39,6 +39,7 @@ ARMS = (
     "lean wide",
     "lean equal size",
     "lean equal work",
+    "lean half MLP",
 )
 LONG_RANGE = {  # the shapes of the Long-Range Arena, on ListOps only
     "2 layers of 2": Stack(layers=2, width=64, heads=2, head_dim=32, mlp=128),
@@ -63,6 +64,7 @@ WIDE = ("listops",)  # where heads keep their width in the paper's models, as fa
 SINGULAR = 1e-8
 CLEARLY, NOTABLE = 0.05, 0.01  # of log10 of a condition number; of a training loss
 NOISE = {"images": 0.01, "photos": 0.01, "text": 0.005, "listops": 0.01}  # at least
+TOLERANCE = 2  # times that much: a score that is not lower by more is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
         return LONG_RANGE.get(name, base), steps
     depth = 1.0 if name in {"more heads", "wider heads"} else 0.5
     heads = 1 if "shallow" in name else 2
-    made = lean(base, more_heads=heads, keep_layers=depth, keep="head_dim" if "wide" in name else "width")
+    kept = "head_dim" if "wide" in name else "width"
+    mlp = 0.5 if "half MLP" in name else 1.0
+    made = lean(base, more_heads=heads, keep_layers=depth, keep_mlp=mlp, keep=kept)
     if "equal size" in name:
         spare = (base.weights - made.weights) // (2 * made.width * made.layers)
         return replace(made, mlp=made.mlp + spare), steps
@@ -131,7 +135,7 @@ class Text:
     """Characters of headwise's texts; the score is minus the loss."""
 
     tokens, causal = LENGTH, True
-    positions: Positions = "relative"  # with learned ones the loss was still at 2.3 when this was at 1.9
+    positions: Positions = "relative"  # with learned ones the loss was still at 2.28 where this is at 1.74
 
     def build(self, shape: Shape) -> nn.Module:
         """A language model."""
@@ -196,25 +200,13 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     for data, row in scores.items():
         judged = "lean wide" if data in WIDE else "lean"
         gap = row[judged] - row["baseline"]
-        as_good = HELD if data in KEPT else CONDITIONAL
-        status = HELD if gap > noise[data] else as_good if gap >= -noise[data] else FAILED
+        status = _kept(data, gap, noise) if data in KEPT else _beaten(gap, noise[data])
         listed = ", ".join(f"{name} {value:.3f}" for name, value in row.items())
         sizes = ", ".join(f"{name} {facts[data][name]['parameters'] / 1000:.0f}k" for name in row)
         because = f"{judged} against baseline {gap:+.3f}, up to {noise[data]:.3f} counts as equal; parameters: {sizes}"
         verdicts.append(Verdict(f"lean-{data}", status, f"{_kind(data)}: {listed}", because))
-    gains = {data: row["lean"] - row["shallow"] for data, row in scores.items()}
-    sized = {data: row["lean equal size"] - row["shallow equal size"] for data, row in scores.items() if _sized(row)}
-    wins = sum(gain > noise[data] for data, gain in gains.items())
-    verdicts.append(
-        Verdict(
-            "heads-pay",
-            HELD if wins == len(gains) else CONDITIONAL if wins else FAILED,
-            "twice the heads at half depth add " + ", ".join(f"{data} {gain:+.3f}" for data, gain in gains.items()),
-            "with the MLP widened to the size of the baseline "
-            + (", ".join(f"{data} {gain:+.3f}" for data, gain in sized.items()) or "not run"),
-        )
-    )
-    return [*verdicts, *_controls(scores, facts, noise), *_one_layer(scores, noise), _conditioning(points)]
+    others = [_heads_pay(scores, noise), *_controls(scores, facts, noise), *_one_layer(scores, noise)]
+    return [*verdicts, *others, _conditioning(points)]
 
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
@@ -231,27 +223,60 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     ]
 
 
+def _beaten(gap: float, noise: float) -> str:
+    """Whether a score is higher; as good counts as held under conditions."""
+    return HELD if gap > noise else FAILED if gap < -noise else CONDITIONAL
+
+
+def _kept(data: str, gap: float, noise: dict[str, float]) -> str:
+    """Whether a score is kept, beyond doubt; doubt counts as held under conditions."""
+    certain = gap - noise[data] >= -TOLERANCE * NOISE[data]
+    return HELD if certain else FAILED if gap < -noise[data] else CONDITIONAL
+
+
+def _heads_pay(scores: dict[str, dict[str, float]], noise: dict[str, float]) -> Verdict:
+    """What more heads bring back of what fewer layers lose, where they lose anything."""
+    lost = {data: row["baseline"] - row["shallow"] for data, row in scores.items()}
+    gains = {data: row["lean"] - row["shallow"] for data, row in scores.items()}
+    sized = {data: row["lean equal size"] - row["shallow equal size"] for data, row in scores.items() if _sized(row)}
+    needed = [data for data in scores if lost[data] > noise[data]]
+    wins = sum(gains[data] > noise[data] for data in needed)
+    shown = ", ".join(f"{data} {-lost[data]:+.3f} and {gains[data]:+.3f}" for data in scores)
+    return Verdict(
+        "heads-pay",
+        FAILED if not wins else HELD if wins == len(needed) else CONDITIONAL,
+        f"half the depth, then twice the heads: {shown}",
+        f"depth is missed in {len(needed)} of {len(scores)}, heads make up for it in {wins}; with the MLP widened to "
+        "the size of the baseline heads add "
+        + (", ".join(f"{data} {gain:+.3f}" for data, gain in sized.items()) or "(not run)"),
+    )
+
+
 def _controls(scores: dict[str, dict[str, float]], facts: dict[str, Any], noise: dict[str, float]) -> list[Verdict]:
     verdicts = []
     arms = (
-        ("equal-depth", "more heads", 1),
-        ("equal-depth-wide", "wider heads", 1),
-        ("equal-size", "lean equal size", -1),
-        ("equal-work", "lean equal work", -1),
-        ("head-width", "lean wide", -1),
+        ("equal-depth", "more heads"),
+        ("equal-depth-wide", "wider heads"),
+        ("equal-size", "lean equal size"),
+        ("equal-work", "lean equal work"),
+        ("head-width", "lean wide"),
+        ("half-mlp", "lean half MLP"),
     )
-    for claim, name, sign in arms:  # to gain at equal depth, to keep with less of it
+    for claim, name in arms:
         gaps = {data: row[name] - row["baseline"] for data, row in scores.items() if name in row}
         if not gaps:
             continue
-        wins = sum(gap >= sign * noise[data] for data, gap in gaps.items())
+        if claim.startswith("equal-depth"):
+            each = [HELD if gap > noise[data] else FAILED for data, gap in gaps.items()]
+        else:
+            each = [_kept(data, gap, noise) for data, gap in gaps.items()]
         times = {data: facts[data][name]["seconds"] / facts[data]["baseline"]["seconds"] for data in gaps}
-        status = HELD if wins == len(gaps) else CONDITIONAL if wins else FAILED
         verdicts.append(
             Verdict(
                 claim,
-                status,
-                "against the baseline " + ", ".join(f"{data} {gap:+.3f}" for data, gap in gaps.items()),
+                each[0] if len(set(each)) == 1 else CONDITIONAL,
+                "against the baseline "
+                + ", ".join(f"{data} {gap:+.3f} (noise {noise[data]:.3f})" for data, gap in gaps.items()),
                 "time against the baseline " + ", ".join(f"{data} {time:.2f}" for data, time in times.items()),
             )
         )
@@ -278,18 +303,20 @@ def _conditioning(points: Sequence[Point[Settings]]) -> Verdict:
         rows.setdefault((settings.data, settings.arm), []).append(cell)
     mean = {key: np.mean(cells, axis=0) for key, cells in rows.items()}
     pairs = [(data, mean[data, "shallow"], mean[data, "lean"]) for data in dict.fromkeys(data for data, _ in mean)]
-    better = sum(lean_[1] < shallow[1] - CLEARLY for _, shallow, lean_ in pairs)
-    faster = sum(lean_[2] < (1 - NOTABLE) * shallow[2] for _, shallow, lean_ in pairs)
+    better = [lean_[1] < shallow[1] - CLEARLY for _, shallow, lean_ in pairs]
+    faster = [lean_[2] < (1 - NOTABLE) * shallow[2] for _, shallow, lean_ in pairs]
+    both = [a and b for a, b in zip(better, faster)]
     shown = "; ".join(
         f"{data}: {s[0]:.1f} -> {x[0]:.1f} at the start, {s[1]:.1f} -> {x[1]:.1f} after, loss {s[2]:.3f} -> {x[2]:.3f}"
         for data, s, x in pairs
     )
-    status = HELD if better == faster == len(pairs) else CONDITIONAL if better and faster else FAILED
+    status = HELD if all(both) else CONDITIONAL if any(both) else FAILED
     return Verdict(
         "conditioning",
         status,
         f"twice the heads, log10 of the condition number: {shown}",
-        f"better conditioned after training in {better} of {len(pairs)}, lower training loss in {faster}",
+        f"better conditioned after training in {sum(better)} of {len(pairs)}, lower training loss in {sum(faster)}, "
+        f"both in {sum(both)}",
     )
 
 

@@ -28,7 +28,8 @@ LIMITS = {"digits": (1, 2, 4, 8, 16, 32, 64), "reversal": (1, 2, 4, 8, 16, 32)} 
 TOKENS = {task: limits[-1] for task, limits in LIMITS.items()}
 CLAIMS = {"digits": "forced", "reversal": "forced-needed"}
 SYMBOLS, VALIDATION = 16, 500
-SLIGHT = 0.005  # nats, at least
+SLIGHT = 0.01  # nats: lower losses do not count as lower
+LEAST = 0.1  # of a loss
 FEWEST = 3  # limits that make a curve
 
 
@@ -62,29 +63,31 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
-    """Whether the plateau of the loss over head widths moves with the limit, all the way."""
+    """Whether the loss moves with the limit until all heads together have the rank of the whole text."""
     return [_judged(task, _cells(points, task)) for task in dict.fromkeys(settings.task for settings, _ in points)]
 
 
 def _judged(task: str, cells: dict[tuple[int, int], list[float]]) -> Verdict:
-    loss, noise = _mean(cells), margin(cells.values(), SLIGHT)
-    limits = sorted({limit for limit, _ in loss if limit != FREE})
-    widths = sorted({width for _, width in loss})
+    """Losses are compared by their logarithms, mean over head widths."""
+    limits = sorted({limit for limit, _ in cells if limit != FREE})
+    widths = sorted({width for _, width in cells})
     if len(limits) < FEWEST:
         return Verdict(CLAIMS[task], OPEN, "in full only")
-    plateau = [min(loss[limit, width] for width in widths) for limit in limits]
-    near = min(plateau) + noise
-    moves = plateau[0] > near
-    enough = next(limit for limit, value in zip(limits, plateau) if value <= near)
-    narrow = [loss[limit, widths[0]] - loss[limit, widths[-1]] for limit in limits]
+    logs = {key: np.log(np.add(values, SLIGHT)).tolist() for key, values in cells.items()}
+    noise = margin(logs.values(), LEAST, over=len(widths))
+    level = {limit: float(np.mean([logs[limit, width] for width in widths])) for limit in (FREE, *limits)}
+    worse = [limit for limit in limits if level[limit] > level[FREE] + noise]
+    moves, last = limits[0] in worse, max(worse, default=0)
+    shown = {limit: float(np.exp(value) - SLIGHT) for limit, value in level.items()}
+    to_the_end = 2 * last * HEADS >= TOKENS[task]  # limits double, so no limit that binds goes unfelt
     return Verdict(
         CLAIMS[task],
-        HELD if moves and enough == limits[-1] else CONDITIONAL if moves else FAILED,
-        f"lowest training loss over head widths at rank limit {'/'.join(map(str, limits))}: {_list(plateau)}; "
-        f"without a limit {min(loss[FREE, width] for width in widths):.3f}",
-        f"up to {noise:.3f} counts as equal: from a limit of {enough} of {TOKENS[task]} tokens on as good as the best "
-        f"(0.63 n would be {0.63 * TOKENS[task]:.0f}); heads of {widths[0]} against {widths[-1]} at each limit: "
-        f"{_list(narrow)} nats",
+        HELD if moves and to_the_end else CONDITIONAL if moves else FAILED,
+        f"training loss at rank limit {'/'.join(str(HEADS * limit) for limit in limits)} of {HEADS} heads together: "
+        f"{'/'.join(f'{shown[limit]:.3f}' for limit in limits)}; without a limit {shown[FREE]:.3f}",
+        f"geometric mean over heads of {', '.join(map(str, widths))}; {TOKENS[task]} tokens (0.63 n would be "
+        f"{0.63 * TOKENS[task]:.0f}); a limit counts if it costs more than a factor of {np.exp(noise):.2f}: "
+        + (", ".join(str(HEADS * limit) for limit in worse) or "none does"),
     )
 
 
@@ -130,7 +133,3 @@ def _cells(points: Sequence[Point[Settings]], task: str) -> dict[tuple[int, int]
         if settings.task == task:
             found.setdefault((settings.limit, settings.head_dim), []).append(outcome["train_loss"])
     return found
-
-
-def _list(values: Sequence[float]) -> str:
-    return "/".join(f"{value:.3f}" for value in values)
