@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headwise.papers.catalogue import PAPERS, SIZES, find, module_of
@@ -42,7 +44,7 @@ def test_claims_have_names_of_their_own_and_are_decided_or_say_why_not():
             assert bool(claim.experiment) != bool(claim.reason)
 
 
-def test_a_killed_run_continues_and_never_repeats_a_setting(tmp_path, monkeypatch):
+def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
     ran = []
 
     def one_by_one(jobs):
@@ -64,6 +66,25 @@ def test_a_killed_run_continues_and_never_repeats_a_setting(tmp_path, monkeypatc
     monkeypatch.setattr(module_of("depth", "gaussian"), "RECIPE", 2, raising=False)
     run_grids([("depth", "gaussian")], tmp_path, size="quick", progress=silent)
     assert len(ran) == 2 * len(_gaussian())  # done in another way, so done again
+
+
+def test_a_killed_run_leaves_no_worker_and_continues(tmp_path):
+    command = [sys.executable, "-m", "headwise", "papers", "run", "depth/softmax", "-o", str(tmp_path)]
+    run = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    outcomes = tmp_path / "depth" / "softmax"
+    while not outcomes.is_dir() or len(list(outcomes.glob("*.json"))) < 2:
+        assert run.poll() is None
+        time.sleep(0.01)
+    workers = run.children(recursive=True)
+    run.kill()
+    run.wait()
+    assert len(workers) >= 2
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+    before = {path: path.read_bytes() for path in outcomes.glob("*.json")}
+    assert not (tmp_path / "depth" / "softmax.quick.json").exists()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert len(list(outcomes.iterdir())) == len(module_of("depth", "softmax").Settings.grid("quick", None))
+    assert all(path.read_bytes() == text for path, text in before.items())
 
 
 def _gaussian():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -96,7 +97,8 @@ def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome | InputError, None, None
     if not jobs:
         return
     cores = min(len(jobs), os.cpu_count() or 1)
-    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cores, mp_context=spawn, initializer=_end_with_parent) as pool:
         running = [pool.submit(measure, job) for job in jobs]
         try:
             for each in as_completed(running):
@@ -106,6 +108,18 @@ def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome | InputError, None, None
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
+
+
+def _end_with_parent() -> None:
+    """Without this the workers of a killed run would finish what they were given and then wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
