@@ -42,12 +42,22 @@ CLAIMS = (
     ),
     Claim(
         "copy",
-        "Special case: copying the previous token, step 1 of an induction head.",
+        "Special case: copying the previous token, step 1 of an induction head, takes the heads that the rule says.",
         "a special case of Theorem 1",
         "special",
     ),
-    Claim("induction", "Special case: the whole induction head, two layers.", "named, not measured", "special"),
-    Claim("nonlinear", "Extension to nonlinear maps of a sequence.", "named, under strong assumptions", "special"),
+    Claim(
+        "induction",
+        "Special case: so does the whole induction head, two layers.",
+        "named, not measured",
+        "special",
+    ),
+    Claim(
+        "nonlinear",
+        "Extension: so do nonlinear maps of a sequence.",
+        "named, under strong assumptions",
+        "special",
+    ),
     Claim("saturation", "Theorem 2: the norm of the softmax Jacobian is O(1/L).", "O(1/L), bounded logits", "jacobian"),
     Claim(
         "small-change",
