@@ -67,8 +67,15 @@ CLAIMS = (
     Claim("equal-size", "Reviewers asked: at equal parameters.", "not in the paper", "lean"),
     Claim(
         "equal-work",
-        "Reviewers asked: at equal wall-clock time (here weights times steps, the time beside it).",
+        "At equal work (weights times steps).",
         "not in the paper",
+        "lean",
+    ),
+    Claim("equal-time", "Reviewers asked: at equal wall-clock time of training.", "not in the paper", "lean"),
+    Claim(
+        "equal-time-shallow",
+        "Ours: half the depth without more heads does as well at equal time.",
+        "no shallow control in the paper",
         "lean",
     ),
     Claim(

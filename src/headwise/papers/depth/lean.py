@@ -39,8 +39,14 @@ ARMS = (
     "lean wide",
     "lean equal size",
     "lean equal work",
+    "lean equal time",
+    "shallow equal time",
     "lean half MLP",
 )
+STEP_TIME = {  # of one step against one of the baseline, as measured with the arms above
+    "lean": {"images": 0.70, "photos": 0.85, "text": 0.64, "listops": 0.76},
+    "shallow": {"images": 0.65, "photos": 0.54, "text": 0.50, "listops": 0.53},
+}
 LONG_RANGE = {  # the shapes of the Long-Range Arena, on ListOps only
     "2 layers of 2": Stack(layers=2, width=64, heads=2, head_dim=32, mlp=128),
     "1 layer of 4": Stack(layers=1, width=64, heads=4, head_dim=32, mlp=128),
@@ -128,6 +134,8 @@ def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
         return replace(made, mlp=made.mlp + spare), steps
     if name == "lean equal work":
         return made, round(steps * base.weights / made.weights)
+    if "equal time" in name:
+        return made, round(steps / STEP_TIME[name.removesuffix(" equal time")][data])
     return made, steps
 
 
@@ -259,6 +267,8 @@ def _controls(scores: dict[str, dict[str, float]], facts: dict[str, Any], noise:
         ("equal-depth-wide", "wider heads"),
         ("equal-size", "lean equal size"),
         ("equal-work", "lean equal work"),
+        ("equal-time", "lean equal time"),
+        ("equal-time-shallow", "shallow equal time"),
         ("head-width", "lean wide"),
         ("half-mlp", "lean half MLP"),
     )

@@ -43,7 +43,7 @@ class Settings:
     side: int
     control: bool
     seed: int = 0
-    steps: int = 600
+    steps: int = 400
 
     @classmethod
     def grid(cls, size: str, seeds: int | None) -> list[Settings]:
