@@ -13,8 +13,8 @@ from headwise.report.page.template import filled
 from headwise.report.papers import HEADER, Row, cells, duration
 
 WIDTH, HEIGHT = 440, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 8, 36
-COLOURS = 8
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 8, 36
+COLOURS = 10
 TICKS = 4
 CLASSES = {HELD: "held", CONDITIONAL: "conditional", FAILED: "failed", UNREACHED: "unreached", OPEN: "open"}
 Axis = tuple[float, float, bool]
@@ -123,7 +123,7 @@ def _tick_x(value: float, axis: Axis) -> str:
     at = _x(value, axis)
     return (
         f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{value:.3g}</text>'
+        f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{value:g}</text>'
     )
 
 
@@ -131,7 +131,7 @@ def _tick_y(value: float, axis: Axis) -> str:
     at = _y(value, axis)
     return (
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        f'<text x="{LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<text x="{LEFT - 5}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>'
     )
 
 
