@@ -10,8 +10,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from headwise.families.processors import open_image_processor, open_tokenizer
 from headwise.families.sites import sites_of
 from headwise.records.errors import InputError
 from headwise.records.shape import ModelShape
@@ -211,14 +212,6 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def open_tokenizer(source: str) -> Any:
-    """The tokenizer of a model, or an `InputError`."""
-    try:
-        return AutoTokenizer.from_pretrained(str(Path(source).expanduser()))
-    except Exception as error:
-        raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
-
-
 def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
     """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
     tokenizer = open_tokenizer(source)
@@ -238,11 +231,7 @@ def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
         from PIL import Image  # noqa: PLC0415 - only pictures need it
     except ImportError:
         raise InputError("Reading pictures needs pillow: pip install pillow.") from None
-    try:
-        processor = cast(Any, AutoImageProcessor.from_pretrained(str(Path(source).expanduser())))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"The image processor of {source} cannot be opened: {reason}") from error
+    processor = open_image_processor(source)
     tensors = []
     for path in files:
         try:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.calibration import open_tokenizer
+from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_text
 from headwise.records.errors import InputError

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import open_tokenizer
 from headwise.families.checkpointing import checkpointed
 from headwise.families.load import fingerprint, open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.refit import can_refit
 from headwise.families.save import save_student
 from headwise.families.scoring import predicts_next

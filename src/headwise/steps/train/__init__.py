@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from headwise.families.calibration import open_tokenizer
 from headwise.families.fresh import fresh_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.records.files import check_free
 from headwise.records.plan import Plan

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.families.calibration import open_tokenizer
 from headwise.families.load import fingerprint
+from headwise.families.processors import open_tokenizer
 from headwise.families.sources import Source, check_source, pieces_of
 from headwise.families.vocabulary import learn_tokenizer
 from headwise.records.blueprint import Text

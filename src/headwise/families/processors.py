@@ -1,0 +1,27 @@
+"""What stands between raw data and a model: its tokenizer, its image processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from headwise.records.errors import InputError
+
+
+def open_tokenizer(source: str) -> Any:
+    """The tokenizer of a model, or an `InputError`."""
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(source).expanduser()))
+    except Exception as error:
+        raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
+
+
+def open_image_processor(source: str) -> Any:
+    """The image processor of a model, or an `InputError`."""
+    try:
+        return cast(Any, AutoImageProcessor.from_pretrained(str(Path(source).expanduser())))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"The image processor of {source} cannot be opened: {reason}") from error
