@@ -14,7 +14,7 @@ from headwise import __version__
 from headwise.families.save import add_scores
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
-from headwise.records.files import check_free, read_json, write_record
+from headwise.records.files import check_free, write_record
 from headwise.records.healing import Healing, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile

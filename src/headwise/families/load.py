@@ -16,7 +16,7 @@ from headwise.families.known import family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
 from headwise.records.errors import InputError
-from headwise.records.files import read_json
+from headwise.records.reading import read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300

@@ -1,5 +1,9 @@
-"""The one exception that means: the user's input is wrong, and this sentence says how."""
+"""The two exceptions that are for the user: the input is wrong, or the work failed; the sentence says how."""
 
 
 class InputError(ValueError):
     """Wrong input. The message is a whole sentence for the user; the command line prints it and exits with 2."""
+
+
+class Failed(RuntimeError):
+    """The input was right and the work still failed. A whole sentence; the command line prints it and exits with 1."""
