@@ -18,6 +18,7 @@ from headwise.records.files import check_free, write_record
 from headwise.records.healing import Healing, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
+from headwise.records.reading import Reader, read_json
 from headwise.records.scores import Scores
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
@@ -101,7 +102,7 @@ class _Done:
         content = read_json(path) if path.exists() else {}
         if content and content.get("headwise") != "run":
             raise InputError(f"{path} is not what headwise run writes; give another folder with -o.")
-        self.steps: dict[str, Any] = dict(content.get("steps", {}))
+        self.steps = Reader(content, f"{path}").child("steps").texts_by_name() if content else {}
 
     def made(self, step: str) -> bool:
         """Whether this run folder has made the result of ``step`` itself."""

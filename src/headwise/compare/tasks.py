@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.comparison import Trial
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed, InputError
 from headwise.records.files import write_text
 from headwise.records.plan import Plan
+from headwise.records.reading import Reader, read_json
 from headwise.records.training import Training
 from headwise.steps.train.examples import Examples, Progress
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
@@ -21,6 +22,8 @@ from headwise.training.work import Work
 
 DATA, TASKS, PACE = "data", "tasks", "pace.json"
 HASH = "inputs_hash"
+LEAST_PACE = 1e-6  # tokens per second
+APART = 100  # times the slowest that the fastest of shapes to compare may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,14 @@ class Timing:
 
     def known(self) -> dict[str, Any] | None:
         """What was measured for the same plans and settings before."""
-        return _known(self.setting.folder / PACE, self._hash())
+        found = _known(self.setting.folder / PACE, self._hash())
+        if found is None:
+            return None
+        paces = found.child("tokens_per_second").nested([len(self.plans)], least=LEAST_PACE)
+        if max(paces) > APART * min(paces):
+            raise found.child("tokens_per_second").error(f"expected speeds within a factor of {APART}")
+        found.choice("precision", ("bf16", "fp32"))
+        return found.content
 
     def run(self, progress: Progress) -> dict[str, Any]:
         """Measure and put it down."""
@@ -97,9 +107,10 @@ class Learning:
         found = _known(self._file(), self._hash())
         if found is None:
             return None
-        curve = tuple((tokens, loss) for tokens, loss in found.pop("curve"))
-        del found[HASH]
-        return Trial(**found, curve=curve)
+        trial = Trial.read(found)
+        if (trial.shape, trial.seed, trial.reading) != (self.name, self.how.seed, self.reading):
+            raise found.error(f"expected the training {self.title}")
+        return trial
 
     def run(self, progress: Progress) -> Trial:
         """Train from the last checkpoint on, and put down what comes out."""
@@ -109,8 +120,8 @@ class Learning:
         task = Task(examples, self.how, self.how.precision == "bf16")
         try:
             fit_plan(join_processes(), self.plan, task, work, progress)
-        except InputError as error:
-            raise InputError(f"{self.title}: {error}") from None
+        except (InputError, Failed) as error:
+            raise type(error)(f"{self.title}: {error}") from None
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
         tokens, loss = curve[-1]
         best = min(each for _, each in curve)
@@ -126,6 +137,6 @@ class Learning:
         return run_hash(self.plan, self.data, self.how)
 
 
-def _known(file: Path, inputs_hash: str) -> dict[str, Any] | None:
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found if found.get(HASH) == inputs_hash else None
+def _known(file: Path, inputs_hash: str) -> Reader | None:
+    found = Reader(read_json(file) if file.is_file() else {}, f"{file}")
+    return found if found.content.get(HASH) == inputs_hash else None

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.processors import open_image_processor, open_tokenizer
+from headwise.families.arrays import read_arrays, read_pictures
+from headwise.families.fitness import check_inputs, check_tokens
+from headwise.families.processors import open_tokenizer
 from headwise.families.sites import sites_of
 from headwise.records.errors import InputError
 from headwise.records.shape import ModelShape
@@ -22,7 +24,6 @@ SHORTEST, LONGEST = 8, 4096  # a single map of the longest takes 64 MB, and a fe
 CHARACTERS = 16  # of text for each token that is wanted; more of it is not read into tokens
 TOKENS_AT_ONCE = 1024
 SPOKEN_TOKENS = 64  # that a speech model says itself where nobody gives it a transcript
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def text_calibration(
 ) -> Calibration:
     """``tokens`` of ``text`` in windows of the longest length, spread evenly over it."""
     _check_reads_text(model, source)
-    ids, before, after = _tokenize(source, _thinned(text, tokens))
+    ids, before, after = _tokenize(model, source, _thinned(text, tokens))
     if not ids:
         raise InputError(f"{name} holds no text.")
     around = len(before) + len(after)
@@ -97,7 +98,7 @@ def other_windows(
     model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, calibration_tokens: int, tokens: int
 ) -> Calibration:
     """``tokens`` of ``text`` from between the windows that `text_calibration` takes for ``calibration_tokens``."""
-    ids, _, _ = _tokenize(source, _thinned(text, calibration_tokens))
+    ids, _, _ = _tokenize(model, source, _thinned(text, calibration_tokens))
     length = min(max(DEFAULT_LENGTHS), shape.max_tokens, len(ids))
     taken = np.linspace(0, len(ids) - length, max(2, calibration_tokens // length))
     between = ((taken[:-1] + taken[1:]) / 2).round().astype(int)
@@ -114,7 +115,7 @@ def window_calibration(
     Encoders get the special tokens of their tokenizer around every window, decoders only where the text begins.
     """
     _check_reads_text(model, source)
-    ids, before, after = _tokenize(source, text[: CHARACTERS * tokens])
+    ids, before, after = _tokenize(model, source, text[: CHARACTERS * tokens])
     causal = all(layer.cache == "tokens" for layer in shape.layers)
     if causal:
         ids, before, after = before + ids, [], []
@@ -136,14 +137,15 @@ def window_calibration(
 
 def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
-    arrays = _pictures(source, path, tokens) if path.is_dir() else read_arrays(path)
+    arrays = read_pictures(source, path, tokens) if path.is_dir() else read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
     if not len(arrays[name]):
         raise InputError(f"{path} holds no {name}.")
+    check_inputs(model, arrays, str(path))
     arrays = {key: array.to(model.dtype) if array.is_floating_point() else array for key, array in arrays.items()}
-    one = _tokens_of(model, arrays[name][:1])
+    one = _tokens_of(model, {key: array[:1] for key, array in arrays.items()})
     used = min(len(arrays[name]), max(1, tokens // one))
     notes = [] if used * one >= tokens - one else [f"{path} gives {used * one:,} tokens instead of {tokens:,}."]
     step = 1 if model.config.is_encoder_decoder else max(1, TOKENS_AT_ONCE // one)
@@ -212,59 +214,28 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
+def _tokenize(model: PreTrainedModel, source: str, text: str) -> tuple[list[int], list[int], list[int]]:
     """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
     tokenizer = open_tokenizer(source)
     plain = tokenizer("word", add_special_tokens=False)["input_ids"]
     full = tokenizer("word")["input_ids"]
     start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)
-    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    check_tokens(model, torch.tensor([*full, *ids]), f"The tokenizer of {source}")
     return (ids, [], []) if start is None else (ids, full[:start], full[start + len(plain) :])
 
 
-def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
-    if not files:
-        raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
-    try:
-        from PIL import Image  # noqa: PLC0415 - only pictures need it
-    except ImportError:
-        raise InputError("Reading pictures needs pillow: pip install pillow.") from None
-    processor = open_image_processor(source)
-    tensors = []
-    for path in files:
-        try:
-            with Image.open(path) as image:
-                tensors.append(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"])
-        except OSError as error:
-            raise InputError(f"{path} cannot be read as a picture: {error}.") from error
-    return {"pixel_values": torch.cat(tensors)}
-
-
-def read_arrays(path: Path) -> dict[str, Tensor]:
-    """The arrays of a .npz file: single-precision or whole numbers."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except FileNotFoundError:
-        raise InputError(f"There is no file or folder {path}.") from None
-    except Exception as error:
-        raise InputError(f"{path} is not a .npz file of plain arrays: {error}") from error
-    return {name: array.float() if array.is_floating_point() else array.long() for name, array in found.items()}
-
-
-def _tokens_of(model: PreTrainedModel, one: Tensor) -> int:
-    """Tokens the (first) attention stack makes of one input."""
+def _tokens_of(model: PreTrainedModel, one: dict[str, Tensor]) -> int:
+    """Tokens the (first) attention stack makes of one input; raises where it makes none."""
     seen: list[int] = []
     block = sites_of(model)[0].block
     handle = block.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
         with_kwargs=True,
     )
-    inputs = {model.main_input_name: one}
+    inputs = dict(one)
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = torch.zeros(1, 1, dtype=torch.long)
+        inputs.setdefault("decoder_input_ids", torch.zeros(1, 1, dtype=torch.long))
     try:
         with torch.no_grad():
             model(**inputs)

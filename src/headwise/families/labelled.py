@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headwise.families.fitness import check_tokens
 from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_text
@@ -32,6 +33,7 @@ def accuracy(model: PreTrainedModel, source: str, path: Path) -> float:
         ids = tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")["input_ids"].to(model.device)
         if not ids.numel():
             raise InputError(f"{path} holds an example without a single token: {text!r}.")
+        check_tokens(model, ids, f"The tokenizer of {source}")
         with torch.inference_mode():
             logits = cast(Any, model)(input_ids=ids).logits[0]
         if not logits.isfinite().all():

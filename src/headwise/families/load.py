@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
+from headwise.families.fitness import check_weights
 from headwise.families.known import family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
@@ -100,6 +101,7 @@ def open_model(source: str) -> PreTrainedModel:
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
+    check_weights(model, source)
     return model.eval()
 
 

@@ -13,7 +13,9 @@ from headwise.records.errors import InputError
 def open_tokenizer(source: str) -> Any:
     """The tokenizer of a model, or an `InputError`."""
     try:
-        return AutoTokenizer.from_pretrained(str(Path(source).expanduser()))
+        tokenizer = cast(Any, AutoTokenizer.from_pretrained(str(Path(source).expanduser())))
+        tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+        return tokenizer
     except Exception as error:
         raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.families.fitness import check_inputs
 from headwise.families.measured import kept_directions
 from headwise.families.refit import Piece, can_refit, refit_student
 from headwise.families.shapes import shape_of
@@ -48,7 +49,10 @@ def reduce_model(
     cut = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
     done: Collection[Piece] = refit if cut and can_refit(model) else ()
     if done:
-        refit_student(model, student, plan, profiled_inputs(tensors), done, progress)
+        batches = profiled_inputs(tensors)
+        for batch in batches:
+            check_inputs(model, batch, "The text of the profile")
+        refit_student(model, student, plan, batches, done, progress)
     for parameter in student.parameters():
         parameter.data = parameter.data.to(dtype)
     return student, plan, done

@@ -60,12 +60,21 @@ def check_free(path: Path) -> None:
     check_writable(path)
 
 
+def check_file(path: Path) -> None:
+    """Raise where no file can be written at ``path``."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file.")
+    check_writable(path)
+
+
 def check_writable(path: Path) -> None:
     """Raise where nothing can be written at ``path``."""
     path = path.resolve()
     nearest = next(parent for parent in path.parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: {nearest} is not a folder that can be written to.")
+    if not nearest.is_dir():
+        raise InputError(f"{path} cannot be written: {nearest} is not a folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
 @contextmanager

@@ -256,7 +256,9 @@ class Profile:
     def check(self, where: str) -> None:
         """Raise an `InputError` where the layers are not those of the shape, or not measured as they should be."""
         if len(self.layers) != len(self.shape.layers):
-            raise InputError(f"{where}: {len(self.layers)} layers are measured, the model has {len(self.shape.layers)}.")
+            raise InputError(
+                f"{where}: {len(self.layers)} layers are measured, the model has {len(self.shape.layers)}."
+            )
         for number, (found, layer) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
             found.check(layer, self.maps, f"{where}, layers {number}")
 

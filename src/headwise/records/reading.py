@@ -1,4 +1,4 @@
-"""JSON files read strictly: types, ranges, lengths and finite numbers, with errors that say what was expected and found.
+"""JSON read strictly: types, ranges, lengths, finite numbers, with errors that say what was expected and found.
 
 Everything headwise reads as JSON comes through here, its own records and the configs of others.
 """
@@ -46,7 +46,7 @@ def read_record(path: Path, kind: str, version: int) -> Reader:
 
 def read_lines(path: Path) -> list[Reader]:
     """The JSON objects of a file that grows line by line; a last line that a kill has cut short is left out."""
-    *whole, rest = _read(path).split(b"\n")
+    *whole, _ = _read(path).split(b"\n")
     found = [Reader(_parse(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
     for line in found:
         if not isinstance(line.content, dict):
@@ -121,6 +121,10 @@ class Reader:
     def texts(self, name: str) -> tuple[str, ...]:
         """The field ``name`` as a list of texts."""
         return tuple(item._as(str, "text") for item in self.rows(name))
+
+    def texts_by_name(self) -> dict[str, str]:
+        """This object of texts."""
+        return {name: self.text(name) for name in self._as(dict, "a JSON object")}
 
     def choice(self, name: str, options: Sequence[str]) -> Any:
         """The field ``name`` as one of the texts ``options``."""

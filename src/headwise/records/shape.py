@@ -8,7 +8,7 @@ Letters used across the package (capital suffixes on tensor names):
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from headwise.records.errors import InputError
 from headwise.records.reading import Reader
@@ -84,7 +84,7 @@ class LayerShape:
         biases = row.text("biases")
         if not set(biases) <= set(BIASES) or len(set(biases)) < len(biases):
             raise row.child("biases").error(f"expected letters of {BIASES!r}")
-        found = {
+        found: dict[str, Any] = {
             **{name: row.integer(name, least=0) for name in counts},
             "window": row.integer("window", least=1) if row.has("window") else None,
             "latent": Latent.read(row.child("latent")) if row.has("latent") else None,

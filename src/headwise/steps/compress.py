@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from headwise.families.load import open_model, open_shape
+from headwise.families.profile_tensors import read_profile_tensors
 from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
 from headwise.families.refit import Piece
 from headwise.families.save import save_student
@@ -80,4 +80,4 @@ def _profile_folder(plan: Plan, plan_file: Path, given: Path | None) -> Path | N
 def _tensors(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
     if Profile.load(folder / "profile.json").shape != shape:
         raise InputError(f"{folder} holds the profile of another model.")
-    return load_file(folder / "profile.safetensors")
+    return read_profile_tensors(folder / "profile.safetensors", shape)

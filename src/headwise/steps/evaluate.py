@@ -23,7 +23,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.texts import read_texts
 from headwise.linalg.divergence import perplexity
 from headwise.records.errors import InputError
-from headwise.records.files import check_writable
+from headwise.records.files import check_file
 from headwise.records.scores import ModelScores, Scores, Speed
 from headwise.records.shape import ModelShape
 
@@ -114,10 +114,8 @@ def _check(sources: Sequence[str], texts: list[str], inputs: Path | None, output
         raise InputError("Give at least one model.")
     if texts and inputs is not None:
         raise InputError("Give text or inputs, not both.")
-    if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder; give the name of a file.")
     if output is not None:
-        check_writable(output)
+        check_file(output)
 
 
 def _context(sources: Sequence[str], shapes: list[ModelShape], asked: int | None, tokens: int) -> int:

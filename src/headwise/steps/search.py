@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Calibration, other_windows
 from headwise.families.load import open_model
 from headwise.families.own_loss import mean_divergences
+from headwise.families.profile_tensors import read_profile_tensors
 from headwise.families.reduce import profiled_inputs, reduce_model
 from headwise.families.scoring import predicts_next, quality
 from headwise.families.shapes import shape_of
@@ -48,7 +48,7 @@ def plan_within(
     profile's own inputs.
     """
     profile = Profile.load(folder / "profile.json")
-    tensors = load_file(folder / "profile.safetensors")
+    tensors = read_profile_tensors(folder / "profile.safetensors", profile.shape)
     source = str(profile.model["source"])
     model = open_model(source)
     if shape_of(model) != profile.shape:

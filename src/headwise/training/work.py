@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from headwise.families.tensor_files import read_tensors, write_tensors
 from headwise.records.files import write_text
+from headwise.records.reading import Reader, read_lines
 
 KEPT = 2  # checkpoints: should the last be lost, there is one before
 METRICS, BEST = "metrics.jsonl", "best"
@@ -103,11 +103,19 @@ class Work:
         return line.get("run") == self.inputs_hash[:8]
 
     def _lines(self) -> list[dict[str, Any]]:
-        path, found = self.folder / METRICS, []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+        path = self.folder / METRICS
+        return [_read_line(line) for line in read_lines(path)] if path.exists() else []
 
     def _line(self, facts: Mapping[str, Any]) -> str:
         return json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n"
+
+
+def _read_line(line: Reader) -> dict[str, Any]:
+    """A line of the metrics, which has what every one of them has."""
+    for name in ("run", "stage"):
+        line.text(name)
+    line.integer("step", least=0)
+    if line.has("scores"):
+        line.integer("tokens", least=0)
+        line.scores("scores")
+    return line.content

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise import __version__
 from headwise.families.calibration import Calibration, file_calibration, text_calibration
 from headwise.families.load import fingerprint, open_model
+from headwise.families.profile_tensors import check_profile_tensors
 from headwise.families.shapes import shape_of
 from headwise.families.tensor_files import write_tensors
 from headwise.families.texts import read_texts
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
+from headwise.records.files import check_writable
 from headwise.records.profile import Profile
 from headwise.records.shape import ModelShape
 from headwise.report.page import write_page
@@ -98,6 +101,7 @@ def inspect(
     tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
     main = [batch.inputs for batch in calibration.batches if batch.main]
     tensors |= {f"inputs.{n}.{name}": value for n, inputs in enumerate(main) for name, value in inputs.items()}
+    _check_measured(source, profile, tensors)
     if maps:
         some = main[-max(1, CHECK_TOKENS // calibration.batches[0].tokens) :]
         profile = replace(profile, checks=check_predictions(model, profile, tensors, some))
@@ -159,11 +163,21 @@ def _calibration(
     return text_calibration(model, shape, source, *read_texts(texts), tokens, lengths)
 
 
+def _check_measured(source: str, profile: Profile, tensors: dict[str, Tensor]) -> None:
+    """Raise where what was measured could not be read again: huge weights overflow on the way."""
+    try:
+        profile.check("profile")
+        check_profile_tensors(Path(TENSORS), profile.shape, tensors)
+    except InputError as error:
+        raise InputError(f"{source} gives measurements to make no use of, its weights are damaged: {error}") from None
+
+
 def _check_output(output: Path, source: str) -> None:
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; give a folder.")
     if output.resolve() == Path(source).expanduser().resolve():
         raise InputError(f"{output} is the model's own folder; give another one with -o.")
+    check_writable(output / PROFILE)
 
 
 def _known(output: Path, inputs_hash: str) -> Profile | None:

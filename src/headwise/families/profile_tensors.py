@@ -1,0 +1,53 @@
+"""What lies in profile.safetensors: of each layer moments, bases and Fisher information; the inputs measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.families.reduce import INPUTS
+from headwise.families.tensor_files import Kinds, check_tensors, open_tensors
+from headwise.records.errors import InputError
+from headwise.records.shape import LayerShape, ModelShape
+
+
+def layer_kinds(layer: LayerShape) -> Kinds:
+    """The tensors that a profile holds of ``layer``; none where there is no attention."""
+    H, G, K, V = layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim
+    U, F = layer.units, layer.qk_dim - layer.rotary
+    shapes = {
+        "q_moment": (H, K, K),
+        "k_moment": (G, K, K),
+        "k_mean": (G, K),
+        "v_moment": (G, V, V),
+        "out_moment": (H, V, V),
+        "qk_fisher": (G, U, U),
+        "v_fisher": (G, V, V),
+        "qk_directions": (G, F, F),
+        "qk_duals": (G, F, F),
+        "v_directions": (G, V, V),
+        "v_duals": (G, V, V),
+    }
+    return {name: (torch.float32, shape) for name, shape in shapes.items()} if layer.heads else {}
+
+
+def read_profile_tensors(path: Path, shape: ModelShape) -> dict[str, Tensor]:
+    """All tensors of a profile of a model of ``shape``, or an `InputError`."""
+    _, tensors = open_tensors(path)
+    check_profile_tensors(path, shape, tensors)
+    return tensors
+
+
+def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
+    wanted = {f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()}
+    check_tensors({name: tensor for name, tensor in tensors.items() if not name.startswith(INPUTS)}, wanted, f"{path}")
+    names = [name.removeprefix(INPUTS).partition(".") for name in tensors if name.startswith(INPUTS)]
+    batches = {number: {name for other, _, name in names if other == number} for number, _, _ in names}
+    if set(batches) != {str(number) for number in range(len(batches))}:
+        raise InputError(f"{path} does not hold all of the text it was measured on; inspect the model again.")
+    if len({frozenset(batch) for batch in batches.values()}) > 1:
+        raise InputError(f"{path}: expected the same inputs in every batch.")
