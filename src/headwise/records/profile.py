@@ -11,7 +11,7 @@ from headwise.records.files import Reader, read_record, write_record
 from headwise.records.shape import Latent, LayerShape, ModelShape
 
 KIND = "profile"
-VERSION = 1
+VERSION = 2
 SHARES = (0.9, 0.95, 0.99)
 DIGITS = 5
 
@@ -152,7 +152,8 @@ QUANTITIES: dict[str, Quantity] = {
 class LayerProfile:
     """What was measured of one attention layer. ``values`` holds quantities by name, as `QUANTITIES` defines them.
 
-    ``widths`` are the widths of the ``width`` axis for queries and keys, ``v_widths`` for values.
+    ``widths`` are the widths of the ``width`` axis for queries and keys, ``v_widths`` for values. ``samples`` are the
+    tokens that its queries were measured on (0: not known).
     """
 
     path: str
@@ -161,14 +162,26 @@ class LayerProfile:
     widths: tuple[int, ...]
     v_widths: tuple[int, ...]
     values: Mapping[str, Any]
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Prediction against truth: a plan's damage in nats per output as predicted, and as its model measured it.
+
+    The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
+    ``agreement`` is the mean cosine of embeddings, of models without a head.
+    """
+
+    predicted: float
+    measured: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured model: its shape, its layers, and what they were measured on and with.
-
-    ``checks`` compares prediction and truth: the predicted and the measured damage of a few plans, in nats per output.
-    """
+    """A measured model: its shape, its layers, and what they were measured on and with; ``checks`` of a few plans."""
 
     model: Mapping[str, Any]
     shape: ModelShape
@@ -178,7 +191,7 @@ class Profile:
     layers: tuple[LayerProfile, ...]
     inputs_hash: str = ""
     notes: tuple[str, ...] = field(default=())
-    checks: tuple[tuple[float, float], ...] = field(default=())
+    checks: tuple[Check, ...] = field(default=())
 
     def save(self, path: Path) -> None:
         """Write this profile as JSON, with the definition of every quantity, whole or not at all."""
@@ -200,7 +213,7 @@ class Profile:
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             inputs_hash=reader.text("inputs_hash"),
             notes=tuple(str(note.content) for note in reader.rows("notes")),
-            checks=tuple(_read_check(row) for row in reader.rows("checks")) if reader.has("checks") else (),
+            checks=_read_checks(reader.rows("checks")) if reader.has("checks") else (),
         )
 
 
@@ -211,12 +224,20 @@ def rounded(numbers: Any) -> Any:
     return float(f"{numbers:.{DIGITS}g}") if isinstance(numbers, float) else numbers
 
 
-def _read_check(row: Reader) -> tuple[float, float]:
-    try:
-        predicted, measured = map(float, row.content)
-    except (TypeError, ValueError):
-        raise row.error("expected predicted and measured damage") from None
-    return predicted, measured
+def _read_checks(rows: list[Reader]) -> tuple[Check, ...]:
+    """The checks of a profile; those of version 1, pairs measured on the calibration text itself, promise nothing."""
+    new = [row for row in rows if not isinstance(row.content, list)]
+    for row in new:
+        row.only(*(item.name for item in fields(Check)))
+    return tuple(
+        Check(
+            row.number("predicted"),
+            row.number("measured"),
+            row.mapping("parts"),
+            row.number("agreement") if row.has("agreement") else None,
+        )
+        for row in new
+    )
 
 
 def _read_layer(row: Reader) -> LayerProfile:
@@ -228,6 +249,7 @@ def _read_layer(row: Reader) -> LayerProfile:
         widths=row.child("widths").integers(),
         v_widths=row.child("v_widths").integers(),
         values=row.mapping("values"),
+        samples=row.integer("samples") if row.has("samples") else 0,
     )
 
 

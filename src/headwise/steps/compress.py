@@ -53,9 +53,9 @@ def compress(
         raise InputError("Fitting needs the text of a profile; name its folder with --profile, or use --refit none.")
     tensors = {} if folder is None else _tensors(folder, shape)
     model = open_model(source)
-    student, plan, done = reduce_model(model, plan, tensors, method, form, refit, progress)
-    facts = {"method": method, "refit": list(done)}
-    found = save_student(student, output, plan=plan, source=source, command=command, facts=facts)
+    made = reduce_model(model, plan, tensors, method, form, refit, progress)
+    facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}
+    found = save_student(made.model, output, plan=made.plan, source=source, command=command, facts=facts)
     return {**found, **facts}
 
 
