@@ -101,8 +101,9 @@ def text_calibration(
     for part in read:
         sizes = (window,) if causal or part.apart else tuple(sorted({*lengths, window}, reverse=True))
         for size in sizes:
-            wanted = max(2 * size, round((1 + CHECKED) * tokens / len(read) / len(sizes)))
-            mine, others = hold_out(spread(part, size, wanted), CHECKED / (1 + CHECKED))
+            wanted = max(1, round(tokens / len(read) / len(sizes) / size))
+            beside = max(1, round(CHECKED * wanted))
+            mine, others = hold_out(spread(part, size, (wanted + beside) * size), beside / (wanted + beside))
             main += _batches(model, mine, lengths, causal, part.kind)
             held += _batches(model, others, lengths, causal, part.kind)
     found = Calibration(tuple(main), ", ".join(part.name for part in read), [*notes, *said], tuple(held))
