@@ -127,6 +127,11 @@ def test_deep_and_thin_is_the_shape_of_models_in_use(parameters, vocab, layers, 
     assert candidate.shape.total_parameters() == parameters
 
 
+def test_deep_and_thin_is_left_out_where_the_usual_shape_is():
+    found = design(Request("llama", 2_492_506, Text(63_932, 4_789, tied=True)))
+    assert found.left_out["deep-thin"] == "24 layers of width 32 are deep and thin already."
+
+
 def test_grouped_queries_share_keys_and_values_as_models_in_use_do():
     groups = {}
     for parameters in (1_500_000, 12_000_000, 30_000_000, 135_000_000, 600_000_000):

@@ -56,6 +56,8 @@ def shared(request: Request, draft: Draft) -> Idea:
 def deep_thin(request: Request, draft: Draft) -> Idea:
     """More layers of less width, as small language models in use have them."""
     found = deep_thin_draft(request)
+    if found.width >= draft.width or len(found.layers) <= len(draft.layers):
+        raise InputError(f"{len(draft.layers)} layers of width {draft.width} are deep and thin already.")
     first = found.layers[0]
     on = "" if found.sharing == 1 else f" on {first.heads // found.sharing} for keys and values"
     return Idea(
