@@ -513,7 +513,7 @@ def design(
     lags: Annotated[
         str, typer.Option(help="How strongly early layers gather the last tokens, the one just before first.")
     ] = "1,0.5,0.25",
-    intrinsic_dim: Annotated[int, typer.Option(help="Independent look-ups the task takes.")] = 8,
+    intrinsic_dim: Annotated[int | None, typer.Option(help="Independent look-ups the task takes, if known.")] = None,
     choose: Annotated[
         str | None, typer.Option(metavar="NAME", help="Candidate to write instead of the recommended one.")
     ] = None,
