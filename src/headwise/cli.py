@@ -19,6 +19,7 @@ from headwise import __version__
 from headwise.records.errors import Failed, InputError
 from headwise.records.files import check_file
 from headwise.records.healing import Stage, Train
+from headwise.records.text import TextFormat
 from headwise.records.training import Precision
 
 if TYPE_CHECKING:
@@ -38,7 +39,24 @@ DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 Text = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE", help="Text to measure on, - for standard input; may be given several times."),
+    typer.Option(
+        metavar="FILE",
+        help="Text to measure on, - for standard input; .jsonl with messages or text in each line; may be given "
+        "several times. By default prose that comes with headwise, and dialogues for models that chat.",
+    ),
+]
+Form = Annotated[
+    TextFormat,
+    typer.Option(
+        "--text-format", help="lines: each line is an example of its own; auto: lines where each is a single word."
+    ),
+]
+AcceptText = Annotated[
+    bool, typer.Option("--accept-text", help="Even if a fifth of its tokens are unknown, padding or repeated.")
+]
+Window = Annotated[
+    int | None,
+    typer.Option("--context", help="Tokens in a window; by default what the model was made for, up to 4096."),
 ]
 Inputs = Annotated[
     Path | None,
@@ -116,9 +134,12 @@ def inspect(
     text: Text = None,
     inputs: Inputs = None,
     tokens: Tokens = 8192,
+    context: Window = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths to look at; by default 64 to 1024 as far as the model goes.")
+        str | None, typer.Option(help="Lengths to look at maps at; by default 64 to 1024 as far as the model goes.")
     ] = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
@@ -138,7 +159,17 @@ def inspect(
     wanted = None if lengths is None else _numbers(lengths)
     with _progress() as progress:
         profile = run(
-            model, folder, texts=text or (), inputs=inputs, tokens=tokens, lengths=wanted, seed=seed, progress=progress
+            model,
+            folder,
+            texts=text or (),
+            inputs=inputs,
+            tokens=tokens,
+            context=context,
+            lengths=wanted,
+            text_format=text_format,
+            accept_text=accept_text,
+            seed=seed,
+            progress=progress,
         )
     for note in profile.notes:
         typer.echo(f"headwise: {note}", err=True)
@@ -170,8 +201,14 @@ def plan(
         ),
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text to measure on, for a MODEL and for --max-damage.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to measure on: a MODEL, or --max-damage, which by default takes what the profile held out.",
+        ),
     ] = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     multiple_of: Annotated[int, typer.Option(help="Widths are multiples of this.")] = 8,
     protect: Annotated[
         str | None, typer.Option(metavar="LAYERS", help='Layers that stay whole, as in "0,1,28-29".')
@@ -199,7 +236,7 @@ def plan(
     file = None if dry_run else output
     if file is not None:
         check_file(file)
-    folder = _profile_of(source, text)
+    folder = _profile_of(source, text, text_format, accept_text)
     if budget is not None:
         made, measured = make_plan(folder, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
     else:
@@ -211,10 +248,14 @@ def plan(
                 folder,
                 file,
                 bound,
-                texts=text or (),
+                texts=() if _is_model(source) else text or (),
+                text_format=text_format,
+                accept_text=accept_text,
                 multiple=multiple_of,
                 protect=protected,
                 uniform=uniform,
+                context=context,
+                dtype=dtype,
                 progress=progress,
             )
     if as_json:
@@ -267,6 +308,8 @@ def compress(
         ways = {"weighted": "along measured directions", "token-weighted": "by second moments of tokens"}
         how = ways.get(found["method"], "by the weights alone")
         fitted = f", {' and '.join(found['refit'])} refitted" if found["refit"] else ""
+        if found["cut"] is not None and not found["refit"]:
+            fitted = ", not refitted (that did not help on held-out text)"
         typer.echo(f"{output}: {found['class']}, cut {how}{fitted}, reopened in a fresh process with the same outputs.")
 
 
@@ -281,9 +324,9 @@ def evaluate(
         Path | None, typer.Option(help="For models that classify text: a file of label, tab, text in each line.")
     ] = None,
     tokens: Tokens = 20480,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens in a window; by default 512, or what the models were made for.")
-    ] = None,
+    context: Window = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     speed_at: Annotated[
         str | None, typer.Option(help="Lengths to time at; by default 1024, or as far as the models go.")
     ] = None,
@@ -305,6 +348,8 @@ def evaluate(
             labels=labels,
             tokens=tokens,
             context=context,
+            text_format=text_format,
+            accept_text=accept_text,
             speed_at=None if speed_at is None else _numbers(speed_at),
             speed=speed,
             output=output,
@@ -332,6 +377,8 @@ def heal(
         typer.Option(metavar="FILE", help="Text to learn from, - for standard input; may be given several times."),
     ] = None,
     inputs: Inputs = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     tokens: Annotated[
         str, typer.Option(metavar="N", help="Tokens to learn from, as 200000 or 200k; a shorter text is read again.")
     ] = "200k",
@@ -404,6 +451,8 @@ def heal(
             output,
             texts=text or (),
             inputs=inputs,
+            text_format=text_format,
+            accept_text=accept_text,
             how=how,
             track=log_with,
             command=command,
@@ -467,7 +516,7 @@ def design(
     lags: Annotated[
         str, typer.Option(help="How strongly early layers gather the last tokens, the one just before first.")
     ] = "1,0.5,0.25",
-    intrinsic_dim: Annotated[int, typer.Option(help="Independent look-ups the task takes.")] = 8,
+    intrinsic_dim: Annotated[int | None, typer.Option(help="Independent look-ups the task takes, if known.")] = None,
     choose: Annotated[
         str | None, typer.Option(metavar="NAME", help="Candidate to write instead of the recommended one.")
     ] = None,
@@ -728,20 +777,32 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     typer.echo("\n" + "\n".join(map(str, made)) + f"\n{folder / PAGE}  <- open in a browser")
 
 
-def _profile_of(source: str, text: list[str] | None) -> Path:
+def _is_model(source: str) -> bool:
+    """Whether ``source`` is a model, and not a profile or the folder of one."""
+    path = Path(source).expanduser()
+    return path.name != "profile.json" and not (path / "profile.json").is_file()
+
+
+def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, accept_text: bool) -> Path:
     """The folder of a profile: ``source`` itself, or where the model ``source`` is measured for planning."""
     path = Path(source).expanduser()
-    if path.name == "profile.json":
-        return path.parent
-    if (path / "profile.json").is_file():
-        return path
+    if not _is_model(source):
+        return path.parent if path.name == "profile.json" else path
     if path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"{source} holds no profile.json and no model.")
     with _importing():
         from headwise.steps.inspect import inspect as run
     folder = Path(f"headwise-{path.resolve().name}-statistics")
     with _progress() as progress:
-        run(source, folder, texts=text or (), maps=False, progress=progress)
+        run(
+            source,
+            folder,
+            texts=text or (),
+            text_format=text_format,
+            accept_text=accept_text,
+            maps=False,
+            progress=progress,
+        )
     return folder
 
 

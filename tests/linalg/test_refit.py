@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
+from headwise.linalg.refit import PENALTIES, OutputFit, attention_pull, fit_queries, fit_temperature
 
 
 def same(x):
@@ -57,24 +57,46 @@ def test_temperature_finds_the_factor_that_is_missing():
     torch.testing.assert_close(fit_temperature(curve, pull, queries), factors)
 
 
-def test_outputs_are_ridge_regression_whatever_the_scale_of_a_coordinate():
+def fitted(heads, missing, weight, parts=4):
+    fit = OutputFit()
+    for some in torch.arange(len(heads)).chunk(parts):
+        fit.add(heads[some], missing[some], weight[some])
+    return fit.solve()
+
+
+def regression(features, wanted, tokens=200):
     generator = torch.Generator().manual_seed(3)
-    heads, missing = (torch.randn(200, n, generator=generator, dtype=torch.float64) for n in (6, 4))
-    weight = torch.rand(200, generator=generator, dtype=torch.float64)
-    fit, scaled = OutputFit(), OutputFit()
+    heads, noise = (torch.randn(tokens, n, generator=generator, dtype=torch.float64) for n in (features, 4))
+    weight = torch.rand(tokens, generator=generator, dtype=torch.float64)
+    maps = torch.randn(features, 4, generator=generator, dtype=torch.float64)
+    return heads, wanted * heads @ maps + noise, weight, wanted * maps
+
+
+def test_outputs_are_ridge_regression_whatever_the_scale_of_a_coordinate():
+    heads, missing, weight, _ = regression(6, 3.0)
     scale = torch.tensor([1e-3, 1.0, 1e3, 1.0, 1.0, 1.0], dtype=torch.float64)
-    for start in range(0, 200, 50):
-        part = slice(start, start + 50)
-        fit.add(heads[part], missing[part], weight[part])
-        scaled.add(heads[part] * scale, missing[part], weight[part])
     gram = heads.T @ (weight[:, None] * heads)
-    expected = torch.linalg.solve(gram + 0.3 * gram.diagonal().diag(), heads.T @ (weight[:, None] * missing))
-    torch.testing.assert_close(fit.solve(0.3), expected)
-    torch.testing.assert_close(scaled.solve(0.3) * scale[:, None], expected)
+    expected = torch.linalg.solve(gram + PENALTIES[0] * gram.diagonal().diag(), heads.T @ (weight[:, None] * missing))
+    torch.testing.assert_close(fitted(heads, missing, weight), expected)
+    torch.testing.assert_close(fitted(heads * scale, missing, weight) * scale[:, None], expected)
+
+
+def test_the_less_the_text_tells_the_more_outputs_are_shrunk():
+    """With as many coordinates as tokens, a light penalty fits noise: the other half of the text shows it."""
+    heads, missing, weight, truth = regression(80, 0.3, tokens=100)
+    found = fitted(heads, missing, weight)
+    gram, cross = heads.T @ (weight[:, None] * heads), heads.T @ (weight[:, None] * missing)
+    light = torch.linalg.solve(gram + PENALTIES[0] * gram.diagonal().diag(), cross)
+    assert (found - truth).norm() < 0.7 * (light - truth).norm()
+
+
+def test_what_does_not_help_on_the_other_half_is_left_alone():
+    heads, missing, weight, _ = regression(40, 0.0, tokens=60)
+    assert fitted(heads, missing, weight).norm() < 0.05 * missing.norm()
 
 
 def test_coordinates_that_never_occur_are_left_alone():
     fit = OutputFit()
     fit.add(torch.zeros(10, 3), torch.ones(10, 2), torch.ones(10))
-    assert fit.solve(0.3).abs().max() == 0
+    assert fit.solve().abs().max() == 0
     assert fit_queries(torch.zeros(1, 5, 2, 2), torch.zeros(1, 5, 2), torch.zeros(1, 5, 3), same, same, 0.1).norm() == 0

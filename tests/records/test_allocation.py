@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headwise.records.allocation import Option, choose, frontier, least
 from headwise.records.damage import expected
 from headwise.records.errors import InputError
+from headwise.records.profile import Check
 
 MOST = 20
 layers = st.lists(
@@ -97,7 +98,7 @@ def test_a_large_model_is_quick():
 
 
 def test_what_to_expect_of_a_prediction():
-    checks = [[0.1, 0.2], [0.01, 0.01], [1.0, 4.0]]
+    checks = [Check(0.1, 0.2), Check(0.01, 0.01), Check(1.0, 4.0)]
     assert expected((), 0.1) is None
     assert expected(checks, 0.0) == 0.0
     assert expected(checks, 0.1) == pytest.approx(0.2)

@@ -18,16 +18,30 @@ TEXT = design(Request("llama", 3_000_000, Text(4096, 256, tied=True)))
 IMAGES = design(Request("vit", 3_000_000, Images(32, 4, 3, 10)))
 
 
-def test_every_candidate_shows_its_layers_costs_and_reason():
-    console = Console(width=110, record=True, file=StringIO())
-    print_design(TEXT, console)
+LARGE = design(Request("llama", 900_000_000_000, Text(128_000, 131_072, tied=True)))
+
+
+@pytest.mark.parametrize("found", [TEXT, IMAGES, LARGE], ids=["llama", "vit", "large"])
+def test_every_candidate_shows_its_layers_costs_and_reason_in_80_columns(found):
+    console = Console(width=80, record=True, file=StringIO())
+    print_design(found, console)
     shown = console.export_text()
-    for candidate in TEXT.candidates:
+    for candidate in found.candidates:
         assert f"{candidate.shape.total_parameters():,}" in shown
         assert candidate.why.split(":")[0] in shown
-    assert f"recommended: {TEXT.recommended}" in shown
-    assert "hypothesis" in shown
-    assert max(map(len, shown.splitlines())) <= 110
+    assert f"recommended: {found.recommended}. {found.because.split()[0]}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
+def test_evidence_is_a_column_with_its_figure():
+    column = {row[0]: row[COLUMNS.index("evidence")] for each in TEXT.candidates for row in rows(each)[:1]}
+    assert column["textbook"] == "measured: reference"
+    assert column["lean-width"] == "measured: -0.103 nats"
+    assert column["lean-head-dim"] == "measured: +0.476 nats"
+    assert {column[name] for name in ("grouped", "deep-thin", "early-heads")} == {"formula only"}
+    for said in ("measured: -0.103 nats", "formula only", "Measured in results/shapes.json"):
+        assert said in render_design(TEXT)
 
 
 @pytest.mark.parametrize("found", [TEXT, IMAGES], ids=["llama", "vit"])

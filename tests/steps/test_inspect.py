@@ -14,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headwise.families.calibration import text_calibration
 from headwise.families.load import open_model
 from headwise.families.probe import watching
+from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
+from headwise.families.texts import Text
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
@@ -109,6 +112,12 @@ def check_sizes(values, axes, sizes, where):
             check_sizes(value, axes[1:], sizes, where)
 
 
+def calibration(model, source, text, tokens, lengths):
+    """What inspect measures ``model`` on."""
+    texts = (Text("text", (text,)),)
+    return text_calibration(model, shape_of(model), source, open_tokenizer(source), texts, tokens, lengths=lengths)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "bert", "deepseek_v3"])
 def test_against_brute_force(name, tmp_path):
     """Spectra from the real logits and outputs of everything the model saw, and from whole D x D products."""
@@ -122,13 +131,9 @@ def test_against_brute_force(name, tmp_path):
     def see(path, attention):
         seen.setdefault(path, []).append(attention)
 
-    from headwise.families.calibration import text_calibration
-
-    batches = text_calibration(model, shape_of(model), source, TEXT, "text", 96, (16, 32)).batches
     with torch.no_grad(), watching(model, see):
-        for batch in batches:
-            if batch.main:
-                model(**batch.inputs)
+        for batch in calibration(model, source, TEXT, tokens=96, lengths=(16, 32)).batches:
+            model(**batch.inputs)
     from headwise.families.sites import sites_of
     from headwise.families.weights import read_attention
 
@@ -185,10 +190,9 @@ def test_damage_predicts_small_cuts(tmp_path):
         str(tmp_path / "model"), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=8192, lengths=(32,)
     )
     model = open_model(str(tmp_path / "model"))
-    from headwise.families.calibration import text_calibration
     from headwise.families.sites import sites_of
 
-    batch = text_calibration(model, shape_of(model), str(tmp_path / "model"), TEXT * 20, "t", 8192, (32,)).batches[0]
+    batch = calibration(model, str(tmp_path / "model"), TEXT * 20, tokens=8192, lengths=(32,)).batches[0]
     predicted, measured = [], []
     for site, layer in zip(sites_of(model), profile.layers, strict=True):
         for h in range(4):

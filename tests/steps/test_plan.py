@@ -21,7 +21,7 @@ from headwise.records.errors import InputError
 from headwise.records.offers import keep, offers_of
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.planning import plan_for
-from headwise.records.profile import Profile
+from headwise.records.profile import Check, Profile
 from headwise.report.plans import print_plan
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan, read_budget, read_layers
@@ -268,7 +268,7 @@ def test_checked_predictions_are_shown(measured, capsys):
     profile = profile_of(measured, "llama")
 
     class Checked:
-        checks = ((0.1, 0.3), (10.0, 30.0))
+        checks = (Check(0.1, 0.3), Check(10.0, 30.0))
 
         def __getattr__(self, name):
             return getattr(profile, name)
@@ -276,4 +276,5 @@ def test_checked_predictions_are_shown(measured, capsys):
     plan = plan_for(Checked(), Budget("keep_kv", 0.5), multiple=2)
     assert plan.predicted["expected"] == pytest.approx(3 * plan.predicted["damage"])
     print_plan(plan, profile)
-    assert "such cuts measured 3x of it before refitting, so expect about" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "such cuts, refitted, measured 3x of it on text like" in shown and "so expect about" in shown

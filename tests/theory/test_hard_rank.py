@@ -6,6 +6,7 @@ from headwise.theory.hard_rank import (
     expected_causal_hard_rank,
     expected_hard_rank,
     expected_winners,
+    gaussian_causal_hard_rank,
     gaussian_hard_rank,
     head_dim_for_share,
     softmax_gap,
@@ -49,6 +50,35 @@ def test_gaussian_queries_and_keys(n, head_dim):
 
     mean, _ = simulate(winners, repeats=60)
     assert abs(mean - gaussian_hard_rank(n, head_dim)) < 0.02 * n
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("n", [64, 256])
+def test_gaussian_queries_and_keys_under_a_causal_mask(n, head_dim):
+    rng = np.random.default_rng(6)
+    future = np.triu(np.ones((n, n), dtype=bool), 1)
+
+    def winners():
+        scores = rng.standard_normal((n, head_dim)) @ rng.standard_normal((head_dim, n))
+        return np.where(future, -np.inf, scores).argmax(axis=1)
+
+    mean, _ = simulate(winners, repeats=100)
+    assert abs(mean - gaussian_causal_hard_rank(n, head_dim)) < 0.012 * n
+
+
+def test_causal_widths_of_the_notes():
+    """Three quarters of the causal limit take 14, 28 and 58 dimensions at 256, 1,024 and 8,192 tokens."""
+    for n, width in {256: 14, 1024: 28, 8192: 58}.items():
+        less, enough = (gaussian_causal_hard_rank(n, dim) / expected_causal_hard_rank(n) for dim in (width - 1, width))
+        assert less < 0.75 <= round(enough, 3)
+
+
+def test_wide_heads_reach_the_causal_limit_and_long_texts_take_no_longer():
+    for n in (1, 2, 50, 4095):
+        assert gaussian_causal_hard_rank(n, 1e9) == pytest.approx(expected_causal_hard_rank(n), rel=1e-3)
+    one_by_one, in_blocks = (gaussian_causal_hard_rank(n, 32) / n for n in (4095, 4096))
+    assert in_blocks == pytest.approx(one_by_one, rel=1e-4)
+    assert 0 < gaussian_causal_hard_rank(10**9, 64) < 0.2 * 10**9
 
 
 def test_uneven_winners():

@@ -20,7 +20,7 @@ class _Enough(Exception):
 class Stream:
     """What flows between the blocks of a model with one stack: hidden states of all batches, and what else blocks take.
 
-    ``batches`` are inputs of the model without padding.
+    Positions and masks are taken over from the first batch with the same ones: of one size and, if any, one padding.
     """
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> None:
@@ -30,9 +30,10 @@ class Stream:
         decoder = any(site.cache != "none" for site in sites_of(model))
         known: dict[tuple, list[tuple[tuple, dict]]] = {}
         for batch in batches:
-            shape = tuple(batch[model.main_input_name].shape)
-            first, rest = self._enter(model, batch, decoder, shape not in known)
-            self._rest.append(known.setdefault(shape, rest))
+            masks = tuple(tensor.numpy().tobytes() for name, tensor in sorted(batch.items()) if "mask" in name)
+            alike = (tuple(batch[model.main_input_name].shape), masks)
+            first, rest = self._enter(model, batch, decoder, alike not in known)
+            self._rest.append(known.setdefault(alike, rest))
             self.hidden.append(first)
 
     def _enter(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
+from headwise.families.calibration import Batch
 from headwise.families.forward import forward
-from headwise.linalg.divergence import divergence
+from headwise.families.parts import Parts
+from headwise.linalg.divergence import divergences
 from headwise.records.errors import InputError
 
 ROWS_AT_ONCE = 128  # drawing takes twice the memory of what is drawn from
@@ -31,26 +34,53 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     output.backward(gradient)
 
 
-def own_divergence(outputs: Any, others: Any) -> float:
-    """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, summed over rows."""
+def own_divergences(outputs: Any, others: Any) -> Tensor:
+    """The KL divergence of ``others`` from a model's own ``outputs`` that this loss predicts, of each output (B, T)."""
     (wanted, categorical), (found, _) = main_output(outputs), main_output(others)
     if categorical:
-        return divergence(wanted.flatten(0, -2), found.flatten(0, -2))
-    return ((found - wanted).square().sum() / (2 * wanted.square().sum(-1).mean())).item()
+        nats = divergences(wanted.flatten(0, -2), found.flatten(0, -2)).view(wanted.shape[:-1])
+    else:
+        nats = (found - wanted).square().sum(-1) / (2 * wanted.square().sum(-1).mean())
+    return nats.view(len(wanted), -1)
 
 
-def mean_divergences(
-    model: PreTrainedModel, students: Sequence[PreTrainedModel], batches: Iterable[dict[str, Tensor]]
-) -> list[float]:
-    """`own_divergence` of each student from ``model``, per row, over all batches."""
-    totals, rows = [0.0] * len(students), 0
+class Distance:
+    """How far a model is from another one: divergence of its outputs, and of a model without a head the embeddings."""
+
+    def __init__(self) -> None:
+        self.nats = Parts()
+        self._cosines: list[Tensor] = []
+
+    def add(self, batch: Batch, outputs: Any, others: Any) -> None:
+        """Add what both make of a batch."""
+        self.nats.add(batch.kind, own_divergences(outputs, others))
+        (wanted, categorical), (found, _) = main_output(outputs), main_output(others)
+        if not categorical and wanted.ndim == 3:  # noqa: PLR2004 - a state for each token
+            self._cosines.append(cosine_similarity(wanted.float().mean(1), found.float().mean(1), dim=-1).cpu())
+
+    @property
+    def agreement(self) -> float | None:
+        """Mean cosine of the embeddings (the mean of the last states); None of a model with a head."""
+        return torch.cat(self._cosines).mean().item() if self._cosines else None
+
+    @property
+    def divergence(self) -> float:
+        """Nats per output."""
+        return cast(float, self.nats.mean())
+
+    @property
+    def error(self) -> float:
+        """The one number to choose by: what people use of such a model should change least."""
+        return self.divergence if self.agreement is None else 1 - self.agreement
+
+
+def measure_distance(model: PreTrainedModel, other: PreTrainedModel, batches: Iterable[Batch]) -> Distance:
+    """How far ``other`` is from ``model`` over all batches."""
+    distance = Distance()
     with torch.inference_mode():
         for batch in batches:
-            whole = forward(model, batch)
-            for i, student in enumerate(students):
-                totals[i] += own_divergence(whole, forward(student, batch))
-            rows += main_output(whole)[0].shape[:-1].numel()
-    return [total / rows for total in totals]
+            distance.add(batch, forward(model, batch.inputs), forward(other, batch.inputs))
+    return distance
 
 
 def main_output(outputs: Any) -> tuple[Tensor, bool]:

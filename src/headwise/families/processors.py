@@ -20,6 +20,14 @@ def open_tokenizer(source: str) -> Any:
         raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
 
 
+def encode(tokenizer: Any, text: str | list[str], *, special: bool = False) -> list[Any]:
+    """The tokens of a text, or of several, with or without the ``special`` ones around it."""
+    try:
+        return tokenizer(text, add_special_tokens=special)["input_ids"]
+    except Exception as error:  # a tokenizer is what its files say, which are foreign
+        raise InputError(f"The tokenizer cannot read this text: {' '.join(str(error).split())[:200]}") from error
+
+
 def open_image_processor(source: str) -> Any:
     """The image processor of a model, or an `InputError`."""
     try:

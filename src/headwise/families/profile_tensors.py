@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from headwise.families.reduce import INPUTS
+from headwise.families.fitness import check_inputs
+from headwise.families.reduce import HELD_OUT, INPUTS, profiled_batches
 from headwise.families.tensor_files import Kinds, check_tensors, open_tensors
 from headwise.records.errors import InputError
 from headwise.records.shape import LayerShape, ModelShape
@@ -44,10 +46,22 @@ def read_profile_tensors(path: Path, shape: ModelShape) -> dict[str, Tensor]:
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
     wanted = {f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()}
-    check_tensors({name: tensor for name, tensor in tensors.items() if not name.startswith(INPUTS)}, wanted, f"{path}")
-    names = [name.removeprefix(INPUTS).partition(".") for name in tensors if name.startswith(INPUTS)]
-    batches = {number: {name for other, _, name in names if other == number} for number, _, _ in names}
-    if set(batches) != {str(number) for number in range(len(batches))}:
-        raise InputError(f"{path} does not hold all of the text it was measured on; inspect the model again.")
-    if len({frozenset(batch) for batch in batches.values()}) > 1:
-        raise InputError(f"{path}: expected the same inputs in every batch.")
+    measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
+    check_tensors(measured, wanted, f"{path}")
+    for which in (INPUTS, HELD_OUT):
+        batches: dict[str, set[str]] = {}
+        for key in tensors:
+            if key.startswith(which):
+                place, _, name = key.removeprefix(which).partition(".")
+                batches.setdefault(place.partition("-")[0], set()).add(name)
+        whole = set(batches) == {str(number) for number in range(len(batches))}
+        if not whole or len({frozenset(names) for names in batches.values()}) > 1:
+            raise InputError(f"{path} does not hold all that was measured on; inspect the model again.")
+
+
+def check_profile_inputs(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where the inputs among the tensors of a profile are none that ``model`` takes."""
+    for which in (INPUTS, HELD_OUT):
+        if any(key.startswith(which) for key in tensors):
+            for batch in profiled_batches(tensors, which):
+                check_inputs(model, batch.inputs, "The text of the profile")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.fitness import check_inputs
+from headwise.families.calibration import Batch
 from headwise.families.measured import kept_directions
+from headwise.families.own_loss import measure_distance
 from headwise.families.refit import Piece, can_refit, refit_student
 from headwise.families.shapes import shape_of
+from headwise.families.sites import sites_of
 from headwise.families.student import Format, build_student, settle_plan
 from headwise.families.token_weighted import token_weighted
 from headwise.records.errors import InputError
@@ -20,7 +23,23 @@ from headwise.records.plan import LayerPlan, Plan
 
 Method = Literal["weighted", "token-weighted", "svd"]
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
-INPUTS = "inputs."
+INPUTS, HELD_OUT = "inputs.", "held_out."
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A reduced model, the plan as it was carried out, and what was refitted.
+
+    ``cut`` and ``refitted`` tell how far it was from the whole model on held-out inputs before and after the last refit
+    that was tried; None where none was. A refit that does not bring it nearer is not kept.
+    """
+
+    model: PreTrainedModel
+    plan: Plan
+    refit: Collection[Piece] = ()
+    cut: float | None = None
+    refitted: float | None = None
 
 
 def reduce_model(
@@ -30,11 +49,11 @@ def reduce_model(
     method: Method = "weighted",
     form: Format = "auto",
     refit: Collection[Piece] = DEFAULT_REFIT,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> tuple[PreTrainedModel, Plan, Collection[Piece]]:
-    """The student of ``model`` under ``plan``, the plan as it was carried out, and what of it was refitted.
+    progress: Progress = lambda done, total, what: None,
+) -> Reduced:
+    """``model`` reduced as ``plan`` says; it shares all weights outside the attention with it.
 
-    The student shares all weights outside the attention with ``model``. ``tensors`` are those of a profile.
+    ``tensors`` are those of a profile.
     """
     dtype, shape = model.dtype, shape_of(model)
     if refit and dtype != torch.float32 and model.device.type == "cpu":
@@ -45,26 +64,77 @@ def reduce_model(
     elif method == "weighted":
         kept = kept_directions(shape, plan, tensors)
     plan = settle_plan(model, plan, form)
-    student = build_student(model, plan, kept=kept, form=form, share=True)
-    cut = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
-    done: Collection[Piece] = refit if cut and can_refit(model) else ()
-    if done:
-        batches = profiled_inputs(tensors)
-        for batch in batches:
-            check_inputs(model, batch, "The text of the profile")
-        refit_student(model, student, plan, batches, done, progress)
-    for parameter in student.parameters():
+    reduced = Reduced(build_student(model, plan, kept=kept, form=form, share=True), plan)
+    changed = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
+    if refit and changed and can_refit(model):
+        reduced = _refit(model, reduced, tensors, refit, progress)
+    for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
-    return student, plan, done
+    return reduced
 
 
-def profiled_inputs(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The batches a profile was measured on, from its tensors ``inputs.<number>.<name>``."""
-    batches: dict[int, dict[str, Tensor]] = {}
+def _refit(
+    model: PreTrainedModel,
+    reduced: Reduced,
+    tensors: Mapping[str, Tensor],
+    pieces: Collection[Piece],
+    progress: Progress,
+) -> Reduced:
+    """``reduced`` fitted to ``model``, if that brings it nearer on inputs that it was not fitted to."""
+    batches, held_out = profiled_batches(tensors, INPUTS), profiled_batches(tensors, HELD_OUT)
+    if not held_out:
+        return reduced
+    student = reduced.model
+    before = {name: tensor.clone() for name, tensor in attention_state(student).items()}
+    cut = refitted = measure_distance(model, student, held_out).error
+    for tried in (tuple(pieces), tuple(piece for piece in pieces if piece != "outputs")):
+        if not tried:
+            break
+        refit_student(model, student, reduced.plan, [batch.inputs for batch in batches], tried, progress)
+        refitted = measure_distance(model, student, held_out).error
+        if refitted < cut:
+            return replace(reduced, refit=tried, cut=cut, refitted=refitted)
+        with torch.no_grad():
+            for name, tensor in attention_state(student).items():
+                tensor.copy_(before[name])
+        if len(tried) == 1:
+            break
+    return replace(reduced, cut=cut, refitted=refitted)
+
+
+def attention_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All tensors of the attention layers, by name."""
+    modules = {
+        f"{site.path}{end}": module
+        for site in sites_of(model)
+        for end, module in (("", site.module), (".out", site.out))
+    }
+    return {
+        f"{path} {name}": tensor for path, module in modules.items() for name, tensor in module.state_dict().items()
+    }
+
+
+def profiled_batches(tensors: Mapping[str, Tensor], which: str = INPUTS) -> list[Batch]:
+    """The batches a profile was measured on or (`HELD_OUT`) held out, from its tensors ``<which><number>.<name>``.
+
+    The kind of text stands behind the number: ``inputs.3-chat.input_ids``.
+    """
+    batches: dict[int, Batch] = {}
     for key, tensor in tensors.items():
-        if key.startswith(INPUTS):
-            number, name = key.removeprefix(INPUTS).split(".", 1)
-            batches.setdefault(int(number), {})[name] = tensor
-    if not batches:
+        if key.startswith(which):
+            place, name = key.removeprefix(which).split(".", 1)
+            number, _, kind = place.partition("-")
+            batch = batches.setdefault(int(number), Batch({}, 0, (), kind))
+            batch.inputs[name] = tensor
+    if not batches and which == INPUTS:
         raise InputError("This profile does not hold the text it was measured on; inspect the model again.")
     return [batches[number] for number in sorted(batches)]
+
+
+def batch_tensors(batches: Sequence[Batch], which: str) -> dict[str, Tensor]:
+    """What `profiled_batches` reads."""
+    return {
+        f"{which}{number}-{batch.kind}.{name}": tensor.contiguous()
+        for number, batch in enumerate(batches)
+        for name, tensor in batch.inputs.items()
+    }

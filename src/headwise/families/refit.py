@@ -29,7 +29,7 @@ from headwise.records.shape import LayerShape
 
 QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
 BEGINNINGS = 256
-QUERY_PENALTY, OUTPUT_PENALTY = 0.1, 0.3
+QUERY_PENALTY = 0.1
 Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
 
@@ -207,7 +207,7 @@ def _fit_outputs(
             missing = missing - weights.b_o_D
             heads = torch.cat((heads, heads.new_ones(len(heads), 1)), dim=1)
         fit.add(heads, missing, 1 / before.square().mean(-1).clamp(min=torch.finfo(before.dtype).tiny))
-    correction = fit.solve(OUTPUT_PENALTY).to(w_o.dtype)
+    correction = fit.solve().to(w_o.dtype)
     bias = None if weights.b_o_D is None else weights.b_o_D + correction[-1]
     w_o = (w_o + correction[: len(w_o)]).view_as(weights.w_o_HVD)
     write_attention(new, replace(weights, w_o_HVD=w_o, b_o_D=bias))

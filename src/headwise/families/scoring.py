@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Calibration
+from headwise.families.calibration import Batch, Calibration
 from headwise.families.forward import forward
+from headwise.families.parts import Parts
 from headwise.families.sites import sites_of
-from headwise.linalg.divergence import divergence
+from headwise.linalg.divergence import divergences
 from headwise.records.errors import InputError
+from headwise.records.scores import PartScores
 
 ROWS_AT_ONCE = 128  # of logits that are taken to float32 probabilities: a vocabulary is wide
 LOW = 0.05
@@ -22,12 +24,16 @@ LOW = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Nats per token of a decoder; nats per token from the first model; cosine to its embeddings, mean and low end."""
+    """Nats per token of a decoder; nats per token from the first model; cosine to its embeddings, mean and low end.
+
+    Of several kinds of text these are of the first; ``parts`` has each of them, and stretches of positions.
+    """
 
     loss: float | None = None
     kl: float | None = None
     agreement: float | None = None
     agreement_p5: float | None = None
+    parts: tuple[PartScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +46,6 @@ class Answer:
     words_BTW: Tensor | None
     embedding_BD: Tensor | None
     seen_BT: Tensor
-
-
-class _Mean:
-    """A running mean; None before anything is added."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, total: float, count: int) -> None:
-        self.total, self.count = self.total + total, self.count + count
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
 
 
 def predicts_next(model: PreTrainedModel) -> bool:
@@ -70,28 +62,54 @@ def quality(
 ) -> Quality:
     """The quality of ``model`` on all batches, compared with ``first`` batch by batch, so that no outputs are kept."""
     predicts = predicts_next(model)
-    nats, far = _Mean(), _Mean()
+    nats, far = Parts(), Parts()
     cosines: list[Tensor] = []
     for number, batch in enumerate(calibration.batches):
         progress(number, len(calibration.batches))
         with torch.inference_mode():
             found = answer(model, source, batch.inputs)
             if predicts and found.words_BTW is not None:
-                nats.add(*_nats(found.words_BTW, found.seen_BT, batch.inputs["input_ids"].to(model.device)))
+                nats.add(batch.kind, *_nats(found.words_BTW, found.seen_BT, batch.inputs["input_ids"].to(model.device)))
             if first is None:
                 continue
             wanted = answer(first, "The first model", batch.inputs)
             if words := _pair(wanted.words_BTW, found.words_BTW):
-                seen = found.seen_BT.bool()
-                far.add(divergence(words[0][seen], words[1][seen]), int(seen.sum()))
+                apart_BT = divergences(*(word.flatten(0, 1) for word in words)).view(found.seen_BT.shape)
+                far.add(batch.kind, apart_BT, found.seen_BT)
             if embeddings := _pair(wanted.embedding_BD, found.embedding_BD):
                 cosines.append(cosine_similarity(*embeddings, dim=-1).cpu())
-    angles = torch.cat(cosines) if cosines else None
+    angles, main = torch.cat(cosines) if cosines else None, calibration.batches[0].kind
     return Quality(
-        loss=nats.value,
-        kl=far.value,
+        loss=nats.mean(main),
+        kl=far.mean(main),
         agreement=None if angles is None else angles.mean().item(),
         agreement_p5=None if angles is None else angles.quantile(LOW).item(),
+        parts=_parts(nats, far),
+    )
+
+
+def text_losses(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Parts:
+    """Nats per token of a decoder on all batches."""
+    nats = Parts()
+    with torch.inference_mode():
+        for batch in batches:
+            words = answer(model, source, batch.inputs).words_BTW
+            assert words is not None, "only decoders come here"
+            ids = batch.inputs["input_ids"].to(model.device)
+            nats.add(batch.kind, *_nats(words, torch.ones_like(ids), ids))
+    return nats
+
+
+def _parts(nats: Parts, far: Parts) -> tuple[PartScores, ...]:
+    losses, apart = nats.table(), far.table()
+    return tuple(
+        PartScores(
+            name,
+            (losses.get(name) or apart[name])[1],
+            losses[name][0] if name in losses else None,
+            apart[name][0] if name in apart else None,
+        )
+        for name in losses or apart
     )
 
 
@@ -127,12 +145,14 @@ def _pair(wanted: Tensor | None, found: Tensor | None) -> tuple[Tensor, Tensor] 
     return wanted, found
 
 
-def _nats(words_BTW: Tensor, seen_BT: Tensor, ids_BT: Tensor) -> tuple[float, int]:
-    """Negative log-likelihood of all tokens but the first of each row, summed, and how many these are."""
+def _nats(words_BTW: Tensor, seen_BT: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of the token behind each one, (B, T), and where there is one."""
     counted_BT = torch.zeros_like(seen_BT)
     counted_BT[:, :-1] = seen_BT[:, :-1] * seen_BT[:, 1:]
-    places, targets, total = counted_BT.flatten().nonzero()[:, 0], ids_BT.flatten(), 0.0
-    for some in places.split(ROWS_AT_ONCE):
-        rows = words_BTW.flatten(0, 1)[some].float()
-        total += cross_entropy(rows, targets[some + 1], reduction="sum").item()
-    return total, len(places)
+    following = ids_BT.roll(-1, dims=1).flatten()
+    rows = words_BTW.flatten(0, 1).split(ROWS_AT_ONCE)
+    nats = [
+        cross_entropy(some.float(), wanted, reduction="none")
+        for some, wanted in zip(rows, following.split(ROWS_AT_ONCE), strict=True)
+    ]
+    return torch.cat(nats).view(seen_BT.shape), counted_BT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,19 @@ class Attention:
     def heads(self) -> int:
         """Query heads."""
         return self.q_BHTK.shape[1]
+
+    def leading(self, length: int) -> Attention:
+        """The first ``length`` tokens of a causal attention, which see nothing of what comes after them."""
+        if self.q_BHTK.shape[2] <= length:
+            return self
+        return replace(
+            self,
+            q_BHTK=self.q_BHTK[:, :, :length],
+            k_BGSK=self.k_BGSK[:, :, :length],
+            v_BGSV=self.v_BGSV[:, :, :length],
+            out_BTHV=self.out_BTHV[:, :length],
+            mask=None if self.mask is None else self.mask[..., :length, :length],
+        )
 
     def logits(self, heads: slice, rows: slice | Tensor, keys_BGSK: Tensor | None = None) -> Tensor:
         """Logits of the named query heads and rows in float32, minus infinity where a query must not look.

@@ -19,13 +19,13 @@ def perplexity(nats: float) -> float:
     return math.exp(min(nats, WORST))
 
 
-def divergence(wanted_NC: Tensor, found_NC: Tensor) -> float:
-    """KL(wanted || found) of rows of logits, summed over the rows."""
-    total = 0.0
+def divergences(wanted_NC: Tensor, found_NC: Tensor) -> Tensor:
+    """KL(wanted || found) of each row of logits, (N,); never negative, however the rounding falls."""
+    parts = []
     for wanted, found in zip(wanted_NC.split(ROWS_AT_ONCE), found_NC.split(ROWS_AT_ONCE), strict=True):
         now, before = (logits.float().log_softmax(-1) for logits in (found, wanted))
-        total += kl_div(now, before, log_target=True, reduction="sum").item()
-    return total
+        parts.append(kl_div(now, before, log_target=True, reduction="none").sum(-1))
+    return torch.cat(parts).clamp(min=0.0)
 
 
 def mean_divergence(wanted_NC: Tensor, found_NC: Tensor, temperature: float = 1.0) -> Tensor:

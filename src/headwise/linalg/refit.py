@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
 
 STEPS = 10  # of conjugate gradients
+PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the mean weight of a coordinate
 Turn = Callable[[Tensor], Tensor]
 
 
@@ -71,24 +72,63 @@ def fit_temperature(curve_HNKK: Tensor, pull_HNK: Tensor, queries_HNK: Tensor) -
 
 
 class OutputFit:
-    """Weighted ridge regression of what is missing on what a layer's heads give, added up batch by batch."""
+    """Weighted ridge regression of what is missing on what a layer's heads give, added up batch by batch.
+
+    How much to shrink is decided by the text: fitted to one half of every batch, each penalty is judged on the other.
+    """
 
     def __init__(self) -> None:
-        self.gram: Tensor | None = None
-        self.cross: Tensor | None = None
+        self._halves: list[tuple[Tensor, Tensor]] = []
 
     def add(self, heads_NC: Tensor, missing_ND: Tensor, weight_N: Tensor) -> None:
         """Add tokens: all heads' outputs, what is missing after their projection, and how much each token counts."""
-        weighted = heads_NC * weight_N[:, None]
-        gram, cross = (weighted.mT @ heads_NC).double(), (weighted.mT @ missing_ND).double()
-        self.gram = gram if self.gram is None else self.gram + gram
-        self.cross = cross if self.cross is None else self.cross + cross
+        middle = len(heads_NC) // 2
+        for half, some in enumerate((slice(None, middle), slice(middle, None))):
+            heads, missing = heads_NC[some], missing_ND[some]
+            weighted = heads * weight_N[some, None]
+            sums = (weighted.mT @ heads).double(), (weighted.mT @ missing).double()
+            if len(self._halves) <= half:
+                self._halves.append(sums)
+            else:
+                gram, cross = self._halves[half]
+                self._halves[half] = gram + sums[0], cross + sums[1]
 
-    def solve(self, penalty: float) -> Tensor:
-        """The correction (C, D), shrunk in proportion to what each head coordinate weighs, whatever its scale."""
-        assert self.gram is not None and self.cross is not None, "nothing was added"
-        weight = self.gram.diagonal()
-        tiny = torch.finfo(torch.float64).eps * weight.max().clamp(min=torch.finfo(torch.float64).tiny)
-        root = weight.clamp(min=tiny).sqrt()
-        scaled = self.gram / root / root[:, None] + penalty * torch.eye(len(root), dtype=root.dtype, device=root.device)
-        return torch.linalg.solve(scaled, self.cross / root[:, None]) / root[:, None]
+    def solve(self) -> Tensor:
+        """The correction (C, D), shrunk in proportion to what each head coordinate weighs, whatever its scale.
+
+        Nothing but zeros where no penalty makes the other half better.
+        """
+        assert self._halves, "nothing was added"
+        one, other = self._halves
+        both = (one[0] + other[0], one[1] + other[1])
+        root = _scale(both[0])
+        errors = [
+            sum(_error(seen, correction) for seen, correction in ((other, first), (one, second)))
+            for first, second in zip(_path(one, root), _path(other, root), strict=True)
+        ]
+        best = min(range(len(errors)), key=lambda place: float(errors[place]))
+        if not errors[best] < 0:
+            return torch.zeros_like(both[1])
+        return list(_path(both, root))[best]
+
+
+def _scale(gram_CC: Tensor) -> Tensor:
+    weight = gram_CC.diagonal()
+    tiny = torch.finfo(torch.float64).eps * weight.max().clamp(min=torch.finfo(torch.float64).tiny)
+    return weight.clamp(min=tiny).sqrt()
+
+
+def _path(sums: tuple[Tensor, Tensor], root_C: Tensor) -> Generator[Tensor, None, None]:
+    """The corrections under all `PENALTIES`; these are relative to the weight of the coordinates in these sums."""
+    gram_CC, cross_CD = sums
+    scaled = gram_CC / root_C / root_C[:, None]
+    values, vectors = torch.linalg.eigh(scaled)
+    turned, mean = vectors.mT @ (cross_CD / root_C[:, None]), scaled.diagonal().mean()
+    for penalty in PENALTIES:
+        yield vectors @ (turned / (values.clamp(min=0) + penalty * mean)[:, None]) / root_C[:, None]
+
+
+def _error(sums: tuple[Tensor, Tensor], correction_CD: Tensor) -> Tensor:
+    """The squared error that ``correction`` leaves on these sums, less the error without it."""
+    gram_CC, cross_CD = sums
+    return (correction_CD * (gram_CC @ correction_CD - 2 * cross_CD)).sum()

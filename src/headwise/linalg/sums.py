@@ -29,3 +29,7 @@ class Sums:
     def mean(self, name: str) -> Tensor:
         """The mean of all that was added under ``name``."""
         return self.totals[name] / self.totals[name + COUNT]
+
+    def count(self, name: str) -> float:
+        """How many things were added up under ``name``."""
+        return self.totals[name + COUNT].item()

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from headwise.families.texts import read_texts
+from headwise.families.texts import own_texts
 from headwise.records.errors import InputError
 
 SYMBOLS = 128
@@ -41,7 +41,7 @@ class Labelled:
 @cache
 def characters() -> Split:
     """headwise's own texts, speeches and a novel, as ASCII codes: 293 kB to train on, 115 kB for validation."""
-    return Split(*(_codes(read_texts((), evaluation=held)[0]) for held in (False, True)))
+    return Split(*(_codes(own_texts(evaluation=held)[0].passages[0]) for held in (False, True)))
 
 
 @cache
@@ -75,7 +75,7 @@ def passages(words: int, width: int) -> Tensor:
 
     Frequent words count less; (pieces, width).
     """
-    texts = [*(read_texts((), evaluation=held)[0] for held in (False, True)), *topics().values()]
+    texts = [*(own_texts(evaluation=held)[0].passages[0] for held in (False, True)), *topics().values()]
     tokens = [re.findall(r"[a-z]+", text.lower()) for text in texts]
     counts = Counter(word for text in tokens for word in text)
     index = {word: place for place, word in enumerate(sorted(counts))}

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from headwise.records.cost import DTYPE_BYTES, cost_of
-from headwise.records.errors import InputError
+from headwise.records.errors import BudgetError, InputError
 from headwise.records.shape import LayerShape, ModelShape
 
 Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit"]
@@ -96,18 +96,18 @@ class Budget:
             raise InputError("This model has no KV cache; use --keep-attention-params.")
         return int(Fraction(str(self.amount)) * full) if self.kind in SHARES else int(self.amount)
 
-    def refusal(self, shape: ModelShape, feasible: int, how: str) -> InputError:
+    def refusal(self, shape: ModelShape, feasible: int, how: str) -> BudgetError:
         """The error that says what is feasible instead, rounded up so that it can be asked for."""
         full, what = self.measure(shape), WORDS[self.kind]
         if self.kind in SHARES:
             asked, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
-            return InputError(f"Keeping {asked} of the {what} is not possible with {how}; the least is {can}.")
+            return BudgetError(f"Keeping {asked} of the {what} is not possible with {how}; the least is {can}.")
         if self.kind == "kv_bytes_per_token":
             asked, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
         else:
             what += f" at {self.tokens(shape):,} tokens x {self.batch}"
             asked, can = f"{self.amount / 1e9:.4g} GB", f"{math.ceil(feasible / 1e6) / 1e3:g} GB"
-        return InputError(f"{asked} of {what} are not possible with {how}; the least is {can} (now {full:,} bytes).")
+        return BudgetError(f"{asked} of {what} are not possible with {how}; the least is {can} (now {full:,} bytes).")
 
     def facts(self, shape: ModelShape) -> dict[str, Any]:
         """This budget as a plan records it."""

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from headwise.records.plan import LayerPlan
-from headwise.records.profile import Profile
+from headwise.records.profile import Check, Profile
 from headwise.records.shape import LayerShape
 
 
@@ -63,13 +63,13 @@ def plan_damage(profile: Profile, layers: Sequence[LayerPlan]) -> float:
     return sum(layer_damage(layer, found.values, change) for layer, found, change in measured)
 
 
-def expected(checks: Sequence[Sequence[float]], predicted: float) -> float | None:
+def expected(checks: Sequence[Check], predicted: float) -> float | None:
     """What a prediction is worth: times what cuts measured of their prediction, between the nearest ``checks``.
 
-    ``checks`` are pairs of predicted and measured damage. Their ratio is interpolated over the logarithm of the
-    prediction, and beyond the first and last one stays as it is there. None without checks.
+    Their ratio is interpolated over the logarithm of the prediction, and beyond the first and last one stays as it is
+    there. None without checks.
     """
-    known = sorted((math.log(guess), found / guess) for guess, found in checks if guess > 0)
+    known = sorted((math.log(check.predicted), check.measured / check.predicted) for check in checks if check.predicted)
     if not known:
         return None
     if predicted <= 0:

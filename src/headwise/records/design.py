@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwise.records.blueprint import Images, Text, builds_of
 from headwise.records.cost import Cost, cost_of
@@ -17,6 +17,7 @@ from headwise.records.shape import ModelShape
 SHORTEST = 8
 MOST = 10**12
 DTYPE = "bf16"
+MEASURED, FORMULA_ONLY = "measured", "formula only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Request:
     """What a new model may cost and what it is for.
 
     ``lags`` are the strengths with which early layers gather the last tokens, the first for the token just before;
-    ``intrinsic_dim`` counts the independent look-ups of the task.
+    ``intrinsic_dim`` counts the independent look-ups of the task, if anybody knows them.
     """
 
     family: str
@@ -32,7 +33,7 @@ class Request:
     reads: Text | Images
     kv_bytes_per_token: int | None = None
     lags: tuple[float, ...] = (1.0, 0.5, 0.25)
-    intrinsic_dim: int = 8
+    intrinsic_dim: int | None = None
 
     def __post_init__(self) -> None:
         builds_of(self.family, self.reads)
@@ -44,7 +45,7 @@ class Request:
             raise InputError(f"{self.reads.tokens} tokens are too few to say anything about; {SHORTEST} are the least.")
         if not any(self.lags) or not all(0 <= lag < math.inf for lag in self.lags):
             raise InputError(f"Strengths of lags are numbers from 0 on, not all 0; got {self.lags}.")
-        if self.intrinsic_dim < 1:
+        if self.intrinsic_dim is not None and self.intrinsic_dim < 1:
             raise InputError(f"A task has an intrinsic dimension of at least 1, got {self.intrinsic_dim}.")
 
     def body(self) -> dict[str, Any]:
@@ -54,13 +55,55 @@ class Request:
         return {**body, "context": self.reads.tokens, "lags": list(self.lags)}
 
 
+class Apart(NamedTuple):
+    """Nats of held-out loss against the usual shape, and half the 95 % interval of that difference."""
+
+    difference: float
+    margin: float
+
+    @property
+    def better(self) -> bool:
+        """Whether the whole interval is below zero."""
+        return self.difference + self.margin < 0
+
+    def __str__(self) -> str:
+        known = f"{self.difference:+.3f} +- {self.margin:.3f} nats"
+        if abs(self.difference) <= self.margin:
+            return f"not told apart ({known})"
+        return f"{'better' if self.better else 'worse'} ({known})"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a shape of one kind did against the usual one when both were trained, at equal tokens and equal wall-clock.
+
+    ``file`` has the figures, ``where`` says what was trained. The usual one is apart from itself by nothing.
+    """
+
+    file: str
+    where: str
+    tokens: Apart
+    time: Apart
+
+    def __str__(self) -> str:
+        if not self.time.margin:
+            return "what the others were held against"
+        return f"at equal tokens {self.tokens}, at equal wall-clock {self.time}"
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One shape, and in one sentence why it might be a good one."""
+    """One shape, in one sentence why it might be a good one, and what came out where its kind was trained."""
 
     name: str
     why: str
     plan: Plan
+    measured: Measured | None = None
+
+    @property
+    def evidence(self) -> str:
+        """What speaks for or against it: trainings, or nothing but formulas."""
+        return FORMULA_ONLY if self.measured is None else MEASURED
 
     @property
     def shape(self) -> ModelShape:
@@ -75,7 +118,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Candidates for one request, the usual shape first, and which of them is recommended.
+    """Candidates for one request, the usual shape first, and which of them is recommended ``because`` of what.
 
     ``left_out`` says for each idea that is not among them why.
     """
@@ -83,6 +126,7 @@ class Design:
     request: Request
     candidates: tuple[Candidate, ...]
     recommended: str
+    because: str
     left_out: Mapping[str, str]
 
     def choose(self, name: str | None = None) -> Candidate:
@@ -96,9 +140,19 @@ class Design:
 
     def json(self) -> str:
         """All of it as JSON, every plan as it would be written."""
-        candidates = [
-            {"name": candidate.name, "why": candidate.why, "plan": json.loads(candidate.plan.text())}
-            for candidate in self.candidates
-        ]
-        body = {"recommended": self.recommended, "candidates": candidates, "left_out": dict(self.left_out)}
+        body = {
+            "recommended": self.recommended,
+            "because": self.because,
+            "candidates": [_candidate_body(candidate) for candidate in self.candidates],
+            "left_out": dict(self.left_out),
+        }
         return json.dumps(body, indent=1)
+
+
+def _candidate_body(candidate: Candidate) -> dict[str, Any]:
+    measured = candidate.measured
+    body: dict[str, Any] = {"name": candidate.name, "why": candidate.why, "evidence": candidate.evidence}
+    if measured is not None:
+        nats = {"equal tokens": measured.tokens._asdict(), "equal wall-clock": measured.time._asdict()}
+        body["measured"] = {"file": measured.file, "where": measured.where, "nats": nats}
+    return {**body, "plan": json.loads(candidate.plan.text())}

@@ -1,8 +1,12 @@
-"""The two exceptions that are for the user: the input is wrong, or the work failed; the sentence says how."""
+"""The exceptions that are for the user: the input is wrong, or the work failed; the sentence says how."""
 
 
 class InputError(ValueError):
     """Wrong input. The message is a whole sentence for the user; the command line prints it and exits with 2."""
+
+
+class BudgetError(InputError):
+    """A budget that no plan can keep to."""
 
 
 class Failed(RuntimeError):

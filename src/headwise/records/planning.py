@@ -74,10 +74,34 @@ def _predicted(profile: Profile, budget: Budget, layers: Sequence[LayerPlan]) ->
     return {
         "damage": damage,
         "expected": expected(profile.checks, damage),
+        "text": profile.text.get("name", ""),
+        "notes": _few_samples(profile, layers),
         "kept": budget.measure(after) / budget.measure(before),
         "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
         "attention_parameters": [cost.attention_parameters for cost in costs],
     }
+
+
+def _few_samples(profile: Profile, layers: Sequence[LayerPlan]) -> list[str]:
+    """What a person should know of cut layers that were measured on too few tokens; far too few are refused."""
+    width, few = profile.shape.width, []
+    for index, (layer, measured, change) in enumerate(zip(profile.shape.layers, profile.layers, layers, strict=True)):
+        if not measured.samples or change == LayerPlan.full(layer):
+            continue
+        if measured.samples < max(layer.qk_dim, layer.v_dim):
+            raise InputError(
+                f"Layer {index} was measured on {measured.samples:,} tokens, fewer than a head of it is wide "
+                f"({max(layer.qk_dim, layer.v_dim)}): what it could do without is not known. Inspect the model on more."
+            )
+        if measured.samples < width:
+            few.append((index, measured.samples))
+    if not few:
+        return []
+    shown = ", ".join(str(index) for index, _ in few)
+    return [
+        f"Layers {shown} were measured on {min(samples for _, samples in few):,} tokens, fewer than the model is wide "
+        f"({width:,}): their part of the prediction is a guess. Inspect the model on more."
+    ]
 
 
 def _check(profile: Profile, multiple: int, protect: Collection[int], uniform: bool) -> None:

@@ -13,7 +13,7 @@ from headwise.records.reading import LARGEST, Reader, read_record
 from headwise.records.shape import LayerShape, ModelShape
 
 KIND = "profile"
-VERSION = 1
+VERSION = 2
 SHARES = (0.9, 0.95, 0.99)
 DIGITS = 5
 
@@ -157,7 +157,8 @@ HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis alo
 class LayerProfile:
     """What was measured of one attention layer. ``values`` holds quantities by name, as `QUANTITIES` defines them.
 
-    ``widths`` are the widths of the ``width`` axis for queries and keys, ``v_widths`` for values.
+    ``widths`` are the widths of the ``width`` axis for queries and keys, ``v_widths`` for values. ``samples`` are the
+    tokens that its queries were measured on (0: not known).
     """
 
     path: str
@@ -166,6 +167,21 @@ class LayerProfile:
     widths: tuple[int, ...]
     v_widths: tuple[int, ...]
     values: Mapping[str, Any]
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Prediction against truth: a plan's damage in nats per output as predicted, and as its model measured it.
+
+    The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
+    ``agreement`` is the mean cosine of embeddings, of models without a head.
+    """
+
+    predicted: float
+    measured: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
     def check(self, layer: LayerShape, maps: bool, where: str) -> None:
         """Raise where a quantity is missing, or its lists are not as long as ``layer`` says, or not finite numbers."""
@@ -206,10 +222,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured model: its shape, its layers, and what they were measured on and with.
-
-    ``checks`` compares prediction and truth: the predicted and the measured damage of a few plans, in nats per output.
-    """
+    """A measured model: its shape, its layers, and what they were measured on and with; ``checks`` of a few plans."""
 
     model: Mapping[str, Any]
     shape: ModelShape
@@ -219,7 +232,7 @@ class Profile:
     layers: tuple[LayerProfile, ...]
     inputs_hash: str = ""
     notes: tuple[str, ...] = field(default=())
-    checks: tuple[tuple[float, float], ...] = field(default=())
+    checks: tuple[Check, ...] = field(default=())
 
     def save(self, path: Path) -> None:
         """Write this profile as JSON, with the definition of every quantity, whole or not at all."""
@@ -243,7 +256,7 @@ class Profile:
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             inputs_hash=reader.text("inputs_hash"),
             notes=reader.texts("notes"),
-            checks=tuple(_read_check(row) for row in reader.rows("checks")) if reader.has("checks") else (),
+            checks=_read_checks(reader.rows("checks")) if reader.has("checks") else (),
         )
         profile.check(f"{path}")
         return profile
@@ -270,9 +283,20 @@ def rounded(numbers: Any) -> Any:
     return float(f"{numbers:.{DIGITS}g}") if isinstance(numbers, float) else numbers
 
 
-def _read_check(row: Reader) -> tuple[float, float]:
-    predicted, measured = row.nested([2])
-    return predicted, measured
+def _read_checks(rows: list[Reader]) -> tuple[Check, ...]:
+    """The checks of a profile; those of version 1, pairs measured on the calibration text itself, promise nothing."""
+    new = [row for row in rows if not isinstance(row.content, list)]
+    for row in new:
+        row.only(*(item.name for item in fields(Check)))
+    return tuple(
+        Check(
+            row.number("predicted"),
+            row.number("measured"),
+            {name: row.child("parts").number(name) for name in row.mapping("parts")},
+            row.number("agreement") if row.has("agreement") else None,
+        )
+        for row in new
+    )
 
 
 def _read_layer(row: Reader) -> LayerProfile:
@@ -284,4 +308,5 @@ def _read_layer(row: Reader) -> LayerProfile:
         widths=row.child("widths").integers(least=1),
         v_widths=row.child("v_widths").integers(least=1),
         values=row.mapping("values"),
+        samples=row.integer("samples", least=0) if row.has("samples") else 0,
     )

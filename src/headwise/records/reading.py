@@ -21,7 +21,7 @@ LONGEST = 80  # characters of a text that an error repeats
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``, or an `InputError`."""
-    content = _parse(_read(path), f"{path}")
+    content = parse_json(_read(path), f"{path}")
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object, found {_kind(content)}.")
     return content
@@ -47,7 +47,7 @@ def read_record(path: Path, kind: str, version: int) -> Reader:
 def read_lines(path: Path) -> list[Reader]:
     """The JSON objects of a file that grows line by line; a last line that a kill has cut short is left out."""
     *whole, _ = _read(path).split(b"\n")
-    found = [Reader(_parse(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
+    found = [Reader(parse_json(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
     for line in found:
         if not isinstance(line.content, dict):
             raise line.error("expected a JSON object")
@@ -193,7 +193,7 @@ def _read(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _parse(raw: bytes, where: str) -> Any:
+def parse_json(raw: bytes, where: str) -> Any:
     """JSON out of bytes in UTF-8, all of whose numbers can be computed with and whose texts can be written again."""
     try:
         content = json.loads(raw.decode("utf-8"), parse_constant=_no_number)

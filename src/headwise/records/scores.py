@@ -42,10 +42,21 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class PartScores:
+    """What a model scores on a part of the tokens: one kind of text, or a stretch of positions."""
+
+    name: str
+    tokens: int
+    loss: float | None = None
+    kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelScores:
     """One model. What does not apply to it, or was not asked for, is None; `docs/evaluate.md` defines each field.
 
-    ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself.
+    ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself. Where there are
+    several kinds of text, all of these are of the first, and ``parts`` has each of them.
     """
 
     source: str
@@ -61,6 +72,7 @@ class ModelScores:
     accuracy: float | None = None
     cache_bytes_per_token: float | None = None
     speed: tuple[Speed, ...] = ()
+    parts: tuple[PartScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +135,15 @@ def _read_model(row: Reader) -> ModelScores:
         parameters=row.integer("parameters", least=0),
         attention_parameters=row.integer("attention_parameters", least=0),
         speed=tuple(_read_speed(speed) for speed in row.rows("speed")),
+        parts=tuple(_read_part(part) for part in row.rows("parts")) if row.has("parts") else (),
         **{name: row.number(name) for name in OPTIONAL if row.has(name)},
     )
+
+
+def _read_part(row: Reader) -> PartScores:
+    row.only(*(item.name for item in fields(PartScores)))
+    scores = {name: row.number(name) for name in ("loss", "kl") if row.has(name)}
+    return PartScores(row.text("name"), row.integer("tokens"), **scores)
 
 
 def _read_speed(row: Reader) -> Speed:

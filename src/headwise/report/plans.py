@@ -65,11 +65,11 @@ def _sentences(plan: Plan, profile: Profile) -> list[str]:
     if not damage:
         return [f"{prediction}."]
     if expected is None:
-        prediction += " (large cuts cost more than predicted)."
+        prediction += " (large cuts cost more than predicted, and nothing was held out to check it)."
     else:
-        prediction += f"; on this model such cuts measured {expected / damage:.2g}x of it before refitting, "
-        prediction += f"so expect about {expected:.2g}."
-    return [*_early_and_late(plan, profile), prediction]
+        prediction += f"; such cuts, refitted, measured {expected / damage:.2g}x of it on text like "
+        prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}."
+    return [*_early_and_late(plan, profile), prediction, *plan.predicted.get("notes", ())]
 
 
 def _early_and_late(plan: Plan, profile: Profile) -> list[str]:

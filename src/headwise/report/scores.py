@@ -55,6 +55,14 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
         ("accuracy", lambda model: _number(model.accuracy, ".1%")),
     ]
     found = [(name, [show(model) for model in models]) for name, show in lines]
+    for name in dict.fromkeys(part.name for model in models for part in model.parts):
+        mine = [next((part for part in model.parts if part.name == name), None) for model in models]
+        found.append(
+            (f"{name}: nats per token", [_number(None if part is None else part.loss, ".4f") for part in mine])
+        )
+        found.append(
+            (f"{name}: KL from the first", [_number(None if part is None else part.kl, ".4f") for part in mine])
+        )
     for place, speed in enumerate(first.speed):
         found.append((f"reads {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models]))
         if speed.decode is not None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor
 
 from headwise.families.load import open_model, open_shape
-from headwise.families.profile_tensors import read_profile_tensors
+from headwise.families.profile_tensors import check_profile_inputs, read_profile_tensors
 from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
 from headwise.families.refit import Piece
 from headwise.families.save import save_student
@@ -53,9 +53,10 @@ def compress(
         raise InputError("Fitting needs the text of a profile; name its folder with --profile, or use --refit none.")
     tensors = {} if folder is None else _tensors(folder, shape)
     model = open_model(source)
-    student, plan, done = reduce_model(model, plan, tensors, method, form, refit, progress)
-    facts = {"method": method, "refit": list(done)}
-    found = save_student(student, output, plan=plan, source=source, command=command, facts=facts)
+    check_profile_inputs(model, tensors)
+    made = reduce_model(model, plan, tensors, method, form, refit, progress)
+    facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}
+    found = save_student(made.model, output, plan=made.plan, source=source, command=command, facts=facts)
     return {**found, **facts}
 
 

@@ -12,22 +12,25 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Calibration, file_calibration, window_calibration
+from headwise.families.calibration import Calibration, check_reads_text, evaluation_windows, file_calibration
 from headwise.families.example import example_inputs
 from headwise.families.labelled import accuracy, check_classifies
 from headwise.families.load import model_class, open_config, open_model, open_shape
+from headwise.families.processors import open_tokenizer
 from headwise.families.running import ROUNDS, STEPS, cache_per_token, decoder_speed, encoder_speed
 from headwise.families.save import DTYPES
 from headwise.families.scoring import predicts_next, quality
 from headwise.families.shapes import shape_of
-from headwise.families.texts import read_texts
+from headwise.families.texts import Text, read_texts
+from headwise.families.windows import has_chat, tokenise
 from headwise.linalg.divergence import perplexity
 from headwise.records.errors import InputError
 from headwise.records.files import check_file
 from headwise.records.scores import ModelScores, Scores, Speed
 from headwise.records.shape import ModelShape
+from headwise.records.text import TextFormat
 
-CONTEXT = 512
+CONTEXT, FEWEST_WINDOWS = 4096, 4
 SPEED_AT = (1024,)
 SHORTEST = 16
 Progress = Callable[[int, int, str], None]
@@ -48,6 +51,32 @@ class Opened:
         return self.model.main_input_name, predicts_next(self.model)
 
 
+class _Reading:
+    """Text that all models are measured on: read once, by the tokenizer of the first model."""
+
+    def __init__(
+        self, names: Sequence[str], form: TextFormat, accept: bool, tokens: int, context: int, shorter: bool
+    ) -> None:
+        self.names, self.form, self.accept, self.tokens = names, form, accept, tokens
+        self.context, self._shorter = context, shorter
+        self._texts: tuple[Text, ...] = ()
+
+    def windows(self, model: PreTrainedModel, shape: ModelShape, source: str) -> Calibration:
+        """The windows of one model; where nobody asked for a context and the text is short, they are shorter."""
+        check_reads_text(model, source)
+        tokenizer = open_tokenizer(source)
+        if not self._texts:
+            chat = has_chat(tokenizer) and predicts_next(model)
+            self._texts = read_texts(self.names, self.form, evaluation=True, chat=chat)
+            if self._shorter:
+                read = [tokenise(tokenizer, text, self.tokens, source) for text in self._texts]
+                longest = [part.count + part.around for part in read if not part.apart]
+                self.context = max(SHORTEST, min(self.context, *longest)) if longest else self.context
+        return evaluation_windows(
+            model, shape, source, tokenizer, self._texts, self.tokens, self.context, accept=self.accept
+        )
+
+
 def evaluate(
     sources: Sequence[str],
     *,
@@ -56,6 +85,8 @@ def evaluate(
     labels: Path | None = None,
     tokens: int = 20480,
     context: int | None = None,
+    text_format: TextFormat = "auto",
+    accept_text: bool = False,
     speed_at: tuple[int, ...] | None = None,
     speed: bool = True,
     output: Path | None = None,
@@ -63,9 +94,10 @@ def evaluate(
 ) -> Scores:
     """Measure the models at ``sources`` side by side, and write the scores to ``output`` if it is given.
 
-    ``texts`` are files ("-": standard input; none: the text that comes with headwise), cut into windows of
-    ``context`` tokens (512, or what the models were made for); ``inputs`` a folder of pictures or a .npz file for
-    models that do not read text; ``labels`` a file of ``label<TAB>text`` lines for models that classify text.
+    ``texts`` are files ("-": standard input; none: the text that comes with headwise, and its dialogues for models that
+    chat), cut into windows of ``context`` tokens (what the models were made for, up to 4,096, and at least four
+    windows); ``inputs`` a folder of pictures or a .npz file for models that do not read text; ``labels`` a file of
+    ``label<TAB>text`` lines for models that classify text.
     Speed is measured at the lengths ``speed_at`` (1024, or as far as the models go). Only for that are all
     models held in memory at once; otherwise the first and one other.
     """
@@ -75,16 +107,17 @@ def evaluate(
     if labels is not None:
         for source in sources:
             check_classifies(model_class(open_config(source), source), source)
-    context = _context(sources, shapes, context, tokens)
+    _check_context(sources, shapes, context, tokens)
     lengths = _lengths(sources, shapes, speed_at)
-    text = None if inputs is not None else read_texts(texts, evaluation=True)
+    window = context or min(CONTEXT, max(SHORTEST, tokens // FEWEST_WINDOWS), *(shape.max_tokens for shape in shapes))
+    text = _Reading(texts, text_format, accept_text, tokens, window, context is None) if inputs is None else None
     held: list[Opened] = []
     models: list[ModelScores] = []
     notes: list[str] = []
     for source in sources:
         model = open_model(source)
         shown = _facts(source, model)
-        opened = _ready(source, model, held, text, inputs, tokens, context)
+        opened = _ready(source, model, held, text, inputs, tokens)
         if labels is not None:
             shown = replace(shown, accuracy=accuracy(model, source, labels))
         found, said = _quality(opened, held, progress)
@@ -99,7 +132,7 @@ def evaluate(
     first = held[0]
     scores = Scores(
         models=tuple(models),
-        text=_text(first.calibration, context),
+        text=_text(first.calibration, text),
         settings=_settings(first.model),
         versions={name: metadata.version(name) for name in ("headwise", "torch", "transformers")},
         notes=tuple(notes),
@@ -118,15 +151,16 @@ def _check(sources: Sequence[str], texts: list[str], inputs: Path | None, output
         check_file(output)
 
 
-def _context(sources: Sequence[str], shapes: list[ModelShape], asked: int | None, tokens: int) -> int:
-    longest = min(shape.max_tokens for shape in shapes)
-    context = min(CONTEXT, longest) if asked is None else asked
-    if asked is not None and asked < SHORTEST:
+def _check_context(sources: Sequence[str], shapes: list[ModelShape], asked: int | None, tokens: int) -> None:
+    if tokens < SHORTEST:
+        raise InputError(f"{tokens:,} tokens are too few to measure on; the least is {SHORTEST}.")
+    if asked is None:
+        return
+    if asked < SHORTEST:
         raise InputError(f"A context of {asked} tokens is too short to measure; the shortest is {SHORTEST}.")
-    _check_length(sources, shapes, context)
-    if tokens < context:
-        raise InputError(f"{tokens:,} tokens are asked for, less than one window of {context:,}.")
-    return context
+    _check_length(sources, shapes, asked)
+    if tokens < asked:
+        raise InputError(f"{tokens:,} tokens are asked for, less than one window of {asked:,}.")
 
 
 def _lengths(sources: Sequence[str], shapes: list[ModelShape], asked: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -165,10 +199,9 @@ def _ready(
     source: str,
     model: PreTrainedModel,
     held: list[Opened],
-    text: tuple[str, str] | None,
+    text: _Reading | None,
     inputs: Path | None,
     tokens: int,
-    context: int,
 ) -> Opened:
     """The model on the machine it runs on, with what it is measured on."""
     if torch.cuda.is_available():
@@ -180,9 +213,9 @@ def _ready(
     if held and held[0].kind != opened.kind:
         raise InputError(f"{source} is not of the same kind as {held[0].source}: {_kinds(opened, held[0])}.")
     if inputs is not None:
-        calibration = held[0].calibration if held else file_calibration(model, source, inputs, tokens)
+        calibration = held[0].calibration if held else _all_inputs(model, source, inputs, tokens)
     elif text is not None and not model.config.is_encoder_decoder:
-        calibration = window_calibration(model, shape, source, *text, tokens, context)
+        calibration = text.windows(model, shape, source)
     else:
         calibration = None
     return replace(opened, calibration=calibration)
@@ -243,15 +276,20 @@ def _say(progress: Progress, length: int, number: int) -> None:
     progress(number, ROUNDS, f"speed at {length:,}")
 
 
-def _text(calibration: Calibration | None, context: int) -> dict[str, Any]:
+def _text(calibration: Calibration | None, text: _Reading | None) -> dict[str, Any]:
     if calibration is None:
         return {}
     return {
         "name": calibration.name,
         "sha256": calibration.sha256,
         "tokens": calibration.tokens,
-        **({"context": context} if calibration.batches[0].lengths else {}),
+        **({} if text is None else {"context": text.context}),
     }
+
+
+def _all_inputs(model: PreTrainedModel, source: str, inputs: Path, tokens: int) -> Calibration:
+    found = file_calibration(model, source, inputs, tokens)
+    return replace(found, batches=(*found.batches, *found.held_out), held_out=())
 
 
 def _settings(model: PreTrainedModel) -> dict[str, Any]:

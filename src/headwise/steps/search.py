@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Calibration, other_windows
+from headwise.families.calibration import Batch, evaluation_windows
 from headwise.families.load import open_model
-from headwise.families.own_loss import mean_divergences
-from headwise.families.profile_tensors import read_profile_tensors
-from headwise.families.reduce import profiled_inputs, reduce_model
-from headwise.families.scoring import predicts_next, quality
+from headwise.families.own_loss import measure_distance
+from headwise.families.processors import open_tokenizer
+from headwise.families.profile_tensors import check_profile_inputs, read_profile_tensors
+from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
+from headwise.families.scoring import predicts_next, text_losses
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_texts
+from headwise.families.windows import has_chat
 from headwise.records.budget import Budget, natural_budget
-from headwise.records.errors import InputError
+from headwise.records.errors import BudgetError, InputError
 from headwise.records.plan import Plan
 from headwise.records.planning import plan_for
 from headwise.records.profile import Profile
+from headwise.records.text import TextFormat
 
 STEPS = 64  # the share is found to 1/64
-TOKENS = 4096
+TOKENS, MOST_TOKENS = 4096, 65_536  # to measure on; to choose them from
+WINDOW = 1024
+STRETCH, SEEN = 16, 0.02  # tokens in a row that two texts share by chance less often than so
 Progress = Callable[[int, int, str], None]
 
 
@@ -36,16 +42,20 @@ def plan_within(
     bound: float,
     *,
     texts: Sequence[str] = (),
+    text_format: TextFormat = "auto",
+    accept_text: bool = False,
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    context: int | None = None,
+    dtype: str = "bf16",
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
 
     ``folder`` holds the profile of a model that is still where it was. Decoders are measured by the increase of their
-    log-perplexity on ``texts``, between the windows that were calibrated on; other models by their divergence on the
-    profile's own inputs.
+    log-perplexity, other models by their divergence: on what the profile held out, or on ``texts``, of which windows
+    that were calibrated on are left out.
     """
     profile = Profile.load(folder / "profile.json")
     tensors = read_profile_tensors(folder / "profile.safetensors", profile.shape)
@@ -53,23 +63,23 @@ def plan_within(
     model = open_model(source)
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
+    check_profile_inputs(model, tensors)
     model.float()
-    if predicts_next(model):
-        damage = _damage_on_text(model, profile, source, texts)
-    else:
-        damage = partial(_divergence, model, profiled_inputs(tensors))
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
-    too_small, fine, best, least = 0, STEPS, Plan.full(profile.shape), math.inf
+    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
+    best = plan_for(profile, Budget(kind, 1.0, context, dtype=dtype), **options)  # says what is wrong with the options
+    unseen = _unseen(model, profile, source, tensors, texts, text_format, accept_text)
+    damage = _damage(model, source, unseen)
+    too_small, fine, least = 0, STEPS, math.inf
     while fine - too_small > 1:
         tried = (fine + too_small) // 2
         progress(rounds - math.ceil(math.log2(fine - too_small)), rounds, f"trying {tried / STEPS:.1%}")
         try:
-            plan = plan_for(profile, Budget(kind, tried / STEPS), multiple=multiple, protect=protect, uniform=uniform)
-        except InputError:
+            plan = plan_for(profile, Budget(kind, tried / STEPS, context, dtype=dtype), **options)
+        except BudgetError:
             too_small = tried
             continue
-        student, _, _ = reduce_model(model, plan, tensors, form="stock" if uniform else "auto")
-        found = damage(student)
+        found = damage(reduce_model(model, plan, tensors, form="stock" if uniform else "auto").model)
         least = min(least, found)
         if found <= bound:
             fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": found})
@@ -79,7 +89,13 @@ def plan_within(
         raise InputError(
             f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more damage."
         )
-    made = replace(best, budget={**best.budget, "max_damage": bound}, profile=str(folder.resolve()))
+    tokens = sum(batch.inputs[model.main_input_name].shape[:2].numel() for batch in unseen)
+    made = replace(
+        best,
+        budget={**best.budget, "max_damage": bound},
+        predicted={**best.predicted, "unseen": tokens},
+        profile=str(folder.resolve()),
+    )
     if output is not None:
         made.save(output)
     return made, profile
@@ -96,20 +112,43 @@ def read_bound(text: str) -> float:
     return bound
 
 
-def _damage_on_text(
-    model: PreTrainedModel, profile: Profile, source: str, texts: Sequence[str]
-) -> Callable[[PreTrainedModel], float]:
-    text, name = read_texts(texts)
-    held_out = other_windows(model, profile.shape, source, text, name, int(profile.settings["tokens"]), TOKENS)
-    before = _loss(model, source, held_out)
-    return lambda student: _loss(student, source, held_out) - before
+def _unseen(
+    model: PreTrainedModel,
+    profile: Profile,
+    source: str,
+    tensors: Mapping[str, Tensor],
+    texts: Sequence[str],
+    form: TextFormat,
+    accept: bool,
+) -> list[Batch]:
+    """What to measure on: nothing of it was calibrated on."""
+    if not texts:
+        held_out = profiled_batches(tensors, HELD_OUT)
+        if not held_out:
+            raise InputError("This profile held nothing out to measure on: give other text with --text.")
+        return held_out
+    calibrated = _stretches(profiled_batches(tensors))
+    tokenizer = open_tokenizer(source)
+    read = read_texts(texts, form, chat=has_chat(tokenizer))
+    window = int(profile.settings.get("context", 0)) or profile.shape.max_tokens
+    found = evaluation_windows(
+        model, profile.shape, source, tokenizer, read, MOST_TOKENS, min(WINDOW, window), accept=accept
+    )
+    unseen = [batch for batch in found.batches if len(_stretches([batch]) & calibrated) <= SEEN * batch.tokens]
+    if not unseen:
+        raise InputError(f"All of {found.name} was calibrated on: give text that the model was not measured on.")
+    chosen = np.linspace(0, len(unseen) - 1, min(len(unseen), max(1, TOKENS // unseen[0].tokens))).round().astype(int)
+    return [unseen[place] for place in chosen]
 
 
-def _loss(model: PreTrainedModel, source: str, calibration: Calibration) -> float:
-    found = quality(model, source, calibration, None, lambda done, total: None).loss
-    assert found is not None, "only decoders come here"
-    return found
+def _stretches(batches: Sequence[Batch]) -> set[tuple[int, ...]]:
+    """All runs of a few tokens: two texts that share more than a few of them share a passage."""
+    rows = [row for batch in batches for row in batch.inputs["input_ids"].tolist()]
+    return {tuple(row[start : start + STRETCH]) for row in rows for start in range(len(row) - STRETCH + 1)}
 
 
-def _divergence(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], student: PreTrainedModel) -> float:
-    return mean_divergences(model, [student], batches)[0]
+def _damage(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Callable[[PreTrainedModel], float]:
+    if not predicts_next(model):
+        return lambda other: measure_distance(model, other, batches).divergence
+    before = cast(float, text_losses(model, source, batches).mean())
+    return lambda other: cast(float, text_losses(other, source, batches).mean()) - before

@@ -21,6 +21,9 @@ LIMIT = 1 - 1 / math.e
 NODES = 64
 STEPS = 60
 WIDEST_SPREAD = 8.0
+POINTS = 4096
+CERTAIN = 1 - 1e-15  # a chance; 1 itself has no logarithm of what is left
+FIRST_SPREAD = 3  # among fewer keys there is no typical maximum
 
 
 def expected_winners(shares: ArrayLike, queries: int) -> float:
@@ -55,6 +58,26 @@ def gaussian_hard_rank(n: int, head_dim: float) -> float:
     therefore needs ``head_dim`` well above ``ln(n)^2``, not just ``ln(n)``.
     """
     return n * _uneven_share(math.sqrt(_typical_maximum(n) ** 4 / (2 * head_dim)))
+
+
+def gaussian_causal_hard_rank(n: int, head_dim: float) -> float:
+    """The same under a causal mask: ``sum_j E_Z[1 - prod_{i >= j} (1 - exp(s_i Z - s_i^2 / 2) / i)]``.
+
+    Query i chooses among the first i keys, so the log of a key's share spreads by ``s_i^2 = t(i)^4 / (2 head_dim)``, t
+    the typical maximum of i standard normals. Within 0.007 n of simulation for ``head_dim >= 16``. Up to 4,095 tokens
+    every key counts by itself, beyond that blocks of neighbours 1.005 times apart or less do (to a billion tokens).
+    """
+    edges = np.arange(1, n + 2) if n < POINTS else np.unique(np.geomspace(1, n + 1, POINTS).round()).astype(np.int64)
+    counts, i = np.diff(edges), (edges[:-1] + edges[1:] - 1) / 2
+    spread = np.array([_typical_maximum(each) ** 2 if each >= FIRST_SPREAD else 0.0 for each in i])
+    spread = (spread / math.sqrt(2 * head_dim))[:, None]
+    nodes, weights = _normal_nodes()
+    chances = np.exp(spread * nodes - spread**2 / 2) / i[:, None]
+    passed = np.log1p(-np.minimum(chances, CERTAIN))
+    counts = counts[:, None]
+    later = np.cumsum((passed * counts)[::-1], axis=0)[::-1]
+    later -= (counts - 1) / 2 * passed  # a key meets half of its own block
+    return float((counts * (1 - np.exp(later))).sum(axis=0) @ weights)
 
 
 def head_dim_for_share(n: int, share: float) -> float:

@@ -11,7 +11,7 @@ from headwise.records.design import Candidate, Design, Request
 from headwise.records.files import write_text
 from headwise.records.plan import LayerPlan
 from headwise.report.costs import count, size
-from headwise.report.designs import COLUMNS, HINT, RULE, rows
+from headwise.report.designs import COLUMNS, HINT, reasons, rows
 from headwise.report.page.template import filled, table
 
 WIDTH, LEFT, RIGHT = 560, 110, 80
@@ -30,7 +30,7 @@ def render_design(design: Design) -> str:
     widest = max(layer.heads * layer.qk_dim for candidate in design.candidates for layer in candidate.plan.layers)
     parts = {
         "TITLE": escape(f"{design.request.family}, {count(design.request.parameters)} parameters"),
-        "SENTENCE": escape(f"Recommended: {design.recommended}, {RULE}"),
+        "SENTENCE": escape(f"Recommended: {design.recommended}. {design.because}"),
         "FACTS": escape(_facts(design.request)),
         "TABLE": _table(design),
         "HINT": escape(HINT),
@@ -53,7 +53,8 @@ def _facts(request: Request) -> str:
     )
     cache = "" if request.kv_bytes_per_token is None else f", at most {request.kv_bytes_per_token:,} KV bytes per token"
     lags = ", ".join(f"{lag:g}" for lag in request.lags)
-    return f"At most {request.parameters:,} parameters{cache}; {ends}; lags {lags}; {request.intrinsic_dim} look-ups."
+    lookups = "" if request.intrinsic_dim is None else f"; {request.intrinsic_dim} look-ups"
+    return f"At most {request.parameters:,} parameters{cache}; {ends}; lags {lags}{lookups}."
 
 
 def _table(design: Design) -> str:
@@ -62,9 +63,7 @@ def _table(design: Design) -> str:
 
 
 def _reasons(design: Design) -> str:
-    said = [(candidate.name, candidate.why) for candidate in design.candidates]
-    said += [(f"no {name}", why) for name, why in design.left_out.items()]
-    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(why)}</dd>" for name, why in said)
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(why)}</dd>" for name, why in reasons(design))
 
 
 def _layers(candidate: Candidate, widest: int) -> str:

@@ -1,4 +1,4 @@
-"""From a budget to a shape: the usual one, the papers' ideas at the same parameters, and which to try first."""
+"""From a budget to shapes of one size: the usual one, what models in use and papers do, and which to try first."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from headwise.records.design import DTYPE, Candidate, Design, Request
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.steps.design.drafts import Draft, finished
-from headwise.steps.design.ideas import Idea, combined, early_heads, enough_heads, leaner, rank_width
+from headwise.steps.design.evidence import measured, recommend
+from headwise.steps.design.ideas import Idea, deep_thin, early_heads, enough_heads, leaner, rank_width, shared
 from headwise.steps.design.predict import condition, missing_heads, rank_share, tradeoff
 from headwise.steps.design.usual import mlp_ratio, usual_draft
 
-USUAL, COMBINED = "textbook", "combined"
+USUAL = "textbook"
 IDEAS: dict[str, tuple[str, Callable[[Request, Draft], Idea]]] = {
-    "early-heads": ("Paper allocation", early_heads),
-    "rank-width": ("Paper rank", rank_width),
-    "enough-heads": ("Paper heads", enough_heads),
     "lean-width": (
         "Paper depth, attention as wide as before",
         lambda request, draft: leaner(request, draft, "width"),
@@ -28,7 +26,11 @@ IDEAS: dict[str, tuple[str, Callable[[Request, Draft], Idea]]] = {
         "Paper depth, heads as wide as before",
         lambda request, draft: leaner(request, draft, "head_dim"),
     ),
-    COMBINED: ("What each paper's own formula favours here", combined),
+    "grouped": ("Models in use (SmolLM2, Qwen3)", shared),
+    "deep-thin": ("Models in use (MobileLLM, SmolLM2)", deep_thin),
+    "early-heads": ("Paper allocation", early_heads),
+    "rank-width": ("Paper rank", rank_width),
+    "enough-heads": ("Paper heads", enough_heads),
 }
 DEFAULTS = {"vocab": 8192, "context": 1024, "image-size": 224, "patch-size": 16, "channels": 3, "labels": 1000}
 DIGITS = 4
@@ -37,15 +39,13 @@ DIGITS = 4
 def design(request: Request) -> Design:
     """Candidate shapes for ``request``, each as close to its parameters as whole widths allow, and a recommendation.
 
-    Recommended is the usual shape with every paper's idea taken over that its own formula predicts a gain for at this
-    budget, see `headwise.steps.design.ideas.combined`: a hypothesis until the candidates are trained side by side.
+    Recommended is what trainings speak for, see `headwise.steps.design.evidence`: no formula decides.
     """
     usual = usual_draft(request)
     plan = _plan(request, usual)
-    candidates = [Candidate(USUAL, _usual_words(request, plan), plan)]
+    candidates = [Candidate(USUAL, _usual_words(request, plan), plan, measured(USUAL, plan))]
     left_out: dict[str, str] = {}
-    recommended = USUAL
-    for name, (paper, idea) in IDEAS.items():
+    for name, (source, idea) in IDEAS.items():
         try:
             found = idea(request, usual)
             plan = _plan(request, found.draft)
@@ -54,12 +54,10 @@ def design(request: Request) -> Design:
             continue
         same = next((each.name for each in candidates if each.plan == plan), None)
         if same is None:
-            candidates.append(Candidate(name, f"{paper}: {found.change}.", plan))
+            candidates.append(Candidate(name, f"{source}: {found.change}.", plan, measured(name, plan)))
         else:
             left_out[name] = f"The same as {same}."
-        if name == COMBINED:
-            recommended = same or name
-    return Design(request, tuple(candidates), recommended, left_out)
+    return Design(request, tuple(candidates), *recommend(candidates), left_out)
 
 
 def read_ends(family: str, text: Mapping[str, int | None], images: Mapping[str, int | None]) -> Text | Images:
@@ -84,7 +82,7 @@ def _plan(request: Request, draft: Draft) -> Plan:
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         "prefill_flops": cost.prefill_flops,
         "decode_flops": cost.decode_flops,
-        "rank_share": [round(rank_share(tokens, heads.head_dim), DIGITS) for heads in draft.layers],
+        "rank_share": [round(rank_share(request.reads, heads.head_dim), DIGITS) for heads in draft.layers],
         "condition": round(condition(tokens, draft.layers), DIGITS),
         "tradeoff_error": round(tradeoff(request.reads, request.lags, first), DIGITS),
         "lookup_exponent": None if missing is None else round(missing.exponent, DIGITS),

@@ -18,23 +18,26 @@ FINEST = 200  # a step costs no more of the budget than one part in this many
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Heads and their width in every layer of a residual stream of ``width``; the MLP gets what is left."""
+    """Heads and their width in every layer of a residual stream of ``width``; the MLP gets what is left.
+
+    ``sharing`` query heads have one head for keys and values between them, more where the cache must be smaller.
+    """
 
     width: int
     layers: tuple[HeadGroup, ...]
+    sharing: int = 1
 
 
-def layer_plans(request: Request, layers: Sequence[HeadGroup]) -> tuple[LayerPlan, ...]:
-    """The layers with as many key/value heads as equal shares of the budget for the cache allow."""
-    limit = request.kv_bytes_per_token
-    if limit is None:
-        return tuple(LayerPlan(heads, heads, head_dim, head_dim) for heads, head_dim in layers)
-    plans = []
-    for heads, head_dim in layers:
-        room = limit // len(layers) // (DTYPE_BYTES[DTYPE] * 2 * head_dim)
-        if not room:
-            raise InputError(f"{len(layers)} layers with heads of {head_dim} take more than {limit:,} bytes per token.")
-        shared = next(count for count in range(min(heads, room), 0, -1) if heads % count == 0)
+def layer_plans(request: Request, draft: Draft) -> tuple[LayerPlan, ...]:
+    """The layers with as many key/value heads as ``draft`` asks for and equal shares of the cache's budget allow."""
+    limit, count, plans = request.kv_bytes_per_token, len(draft.layers), []
+    for heads, head_dim in draft.layers:
+        most = heads // draft.sharing
+        if limit is not None:
+            most = min(most, limit // count // (DTYPE_BYTES[DTYPE] * 2 * head_dim))
+        if not most:
+            raise InputError(f"{count} layers with heads of {head_dim} take more than {limit:,} bytes per token.")
+        shared = next(divisor for divisor in range(most, 0, -1) if heads % divisor == 0)
         plans.append(LayerPlan(heads, shared, head_dim, head_dim))
     return tuple(plans)
 
@@ -52,7 +55,7 @@ def widest_mlp(request: Request, width: int, layers: Sequence[LayerPlan]) -> int
 
 def finished(request: Request, draft: Draft) -> Plan:
     """The plan of ``draft`` with the MLP that spends the budget."""
-    layers = layer_plans(request, draft.layers)
+    layers = layer_plans(request, draft)
     mlp = widest_mlp(request, draft.width, layers)
     if not mlp:
         raise InputError(f"Its attention alone takes more than {request.parameters:,} parameters.")

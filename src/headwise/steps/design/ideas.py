@@ -1,81 +1,30 @@
-"""Each paper's idea as a change of a draft, and the one draft that takes over what its own formula favours."""
+"""Ideas as changes of the textbook's draft: what models in use do, and what each paper's formula asks for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headwise.records.blueprint import Images
 from headwise.records.design import Request
 from headwise.records.errors import InputError
 from headwise.steps.design.drafts import Draft
 from headwise.steps.design.predict import condition, missing_heads, rank_share, token_dim, tradeoff
-from headwise.theory.hard_rank import head_dim_for_share
-from headwise.theory.heads_needed import WIDTH_OF_A_LOOKUP, heads_needed
+from headwise.steps.design.usual import deep_thin_draft, grouped, head_dims
+from headwise.theory.heads_needed import heads_needed
 from headwise.theory.lean_depth import Kept, Stack, lean
-from headwise.theory.tradeoff import HeadGroup, allocate
+from headwise.theory.tradeoff import HeadGroup
 
 SHARE = 0.75
 EARLY = 3  # the first third of the layers: the papers do not say where early ends
-MULTIPLE = 8
 MORE_HEADS, KEEP_LAYERS = 2.0, 2 / 3  # within what paper `depth` chose: 1.33 to 2, a third to two thirds
 
 
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """A draft, what was done to come to it and what that is predicted to do, and whether the prediction is a gain."""
+    """A draft, and what was done to come to it and is predicted of it."""
 
     draft: Draft
     change: str
-    gain: bool
-
-
-def early_heads(request: Request, draft: Draft) -> Idea:
-    """Paper `allocation`: the exact allocator shares the width of the first layers' attention among the lags."""
-    before, dim = draft.layers[0], token_dim(request.reads)
-    inner = before.heads * before.head_dim
-    widest = max(group.head_dim for group in allocate(inner, dim, request.lags).groups)
-    if not widest:
-        raise InputError(f"Attention {inner} wide fetches no token of {dim} dimensions.")
-    head_dim = min(inner, 2 * math.ceil(widest / 2))  # RoPE turns pairs
-    after = HeadGroup(inner // head_dim, head_dim)
-    errors = [tradeoff(request.reads, request.lags, heads) for heads in (after, before)]
-    change = f"error of gathering the lags {_versus('.2f', *errors)}, for tokens of {dim} dimensions"
-    return _early(draft, after, change, gain=errors[0] < errors[1])
-
-
-def enough_heads(request: Request, draft: Draft) -> Idea:
-    """Paper `heads`: a head for every look-up in the first layers."""
-    before, count = draft.layers[0], heads_needed(request.intrinsic_dim)
-    inner = before.heads * before.head_dim
-    missing = missing_heads(request.reads.tokens, before, count)
-    if missing is None:
-        raise InputError(f"There are {before.heads} heads for {count} look-ups without it.")
-    head_dim = inner // count // WIDTH_OF_A_LOOKUP * WIDTH_OF_A_LOOKUP
-    if not head_dim:
-        raise InputError(f"Attention {inner} wide has no room for {count} heads of {WIDTH_OF_A_LOOKUP}.")
-    fewer = "the lower bound for fewer heads says nothing here" if missing.vacuous else f"fewer heads need {missing}"
-    return _early(draft, HeadGroup(count, head_dim), f"for {count} look-ups ({fewer})", gain=not missing.vacuous)
-
-
-def rank_width(request: Request, draft: Draft, first: int = 0) -> Idea:
-    """Paper `rank`: from layer ``first`` on, as many heads as reach a share of the rank limit."""
-    tokens, before = request.reads.tokens, draft.layers[-1]
-    inner = before.heads * before.head_dim
-    head_dim = MULTIPLE * math.ceil(head_dim_for_share(tokens, SHARE) / MULTIPLE)
-    if head_dim > inner:
-        raise InputError(
-            f"A head of {head_dim}, for {SHARE:.0%} of the rank limit, is wider than all attention, {inner}."
-        )
-    after = HeadGroup(inner // head_dim, head_dim)
-    shares = [rank_share(tokens, heads.head_dim) for heads in (after, before)]
-    layers = (*draft.layers[:first], *[after] * (len(draft.layers) - first))
-    return Idea(
-        Draft(draft.width, layers),
-        f"{_words(after)} instead of {_words(before)} in {_range(first, len(layers))}, just wide enough for "
-        f"{SHARE:.0%} of the rank limit at {tokens:,} tokens ({_versus('.0%', *shares)})",
-        gain=after.heads > before.heads or shares[1] < SHARE,
-    )
 
 
 def leaner(request: Request, draft: Draft, keep: Kept) -> Idea:
@@ -89,45 +38,90 @@ def leaner(request: Request, draft: Draft, keep: Kept) -> Idea:
         Draft(draft.width, (after,) * found.layers),
         f"{found.layers} layers of {_words(after)} instead of {stack.layers} layers of {_words(before)}, condition "
         f"number of their outputs {_versus('.3g', *numbers)}; what is saved widens the MLP",
-        gain=numbers[0] < numbers[1],
     )
 
 
-def combined(request: Request, usual: Draft) -> Idea:
-    """The usual draft with every idea that its own formula predicts a gain for, unless the lags are gathered worse.
-
-    Depth comes first, for it settles how many layers there are and how wide their attention is (by the convention that
-    keeps heads as wide as they are; the other leaves the condition number as it is). Then the later layers go by the
-    rank, the early ones by the lags and the look-ups.
-    """
-    ideas: Sequence[Callable[[Draft], Idea]] = (
-        lambda draft: leaner(request, draft, "head_dim"),
-        lambda draft: rank_width(request, draft, _early_layers(draft)),
-        lambda draft: early_heads(request, draft),
-        lambda draft: enough_heads(request, draft),
+def shared(request: Request, draft: Draft) -> Idea:
+    """Grouped queries in the proportions of models in use; what that saves goes to the MLP."""
+    if isinstance(request.reads, Images):
+        raise InputError("A vit keeps no cache that shared keys and values would make smaller.")
+    (heads, head_dim), layers = draft.layers[0], len(draft.layers)
+    heads, group = grouped(heads)
+    return Idea(
+        Draft(draft.width, (HeadGroup(heads, head_dim),) * layers, sharing=group),
+        f"{heads} heads of {head_dim} on {heads // group} for keys and values; what is saved widens the MLP",
     )
-    draft, changes = usual, []
-    allowed = tradeoff(request.reads, request.lags, usual.layers[0])
-    for idea in ideas:
-        try:
-            found = idea(draft)
-        except InputError:
-            continue
-        if found.gain and tradeoff(request.reads, request.lags, found.draft.layers[0]) <= allowed:
-            draft = found.draft
-            changes.append(found.change)
-    return Idea(draft, "; ".join(changes), gain=draft != usual)
 
 
-def _early(draft: Draft, after: HeadGroup, effect: str, gain: bool) -> Idea:
+def deep_thin(request: Request, draft: Draft) -> Idea:
+    """More layers of less width, as small language models in use have them."""
+    found = deep_thin_draft(request)
+    if found.width >= draft.width or len(found.layers) <= len(draft.layers):
+        raise InputError(f"{len(draft.layers)} layers of width {draft.width} are deep and thin already.")
+    first = found.layers[0]
+    on = "" if found.sharing == 1 else f" on {first.heads // found.sharing} for keys and values"
+    return Idea(
+        found,
+        f"{len(found.layers)} layers of width {found.width} instead of {len(draft.layers)} of {draft.width}, "
+        f"{_words(first)}{on}",
+    )
+
+
+def early_heads(request: Request, draft: Draft) -> Idea:
+    """Paper `allocation`: the heads that gather the lags best within the width of the first layers' attention."""
+    before = draft.layers[0]
+    errors = {heads: tradeoff(request.reads, request.lags, heads) for heads in _cuts(draft)}
+    after = min(errors, key=lambda heads: (errors[heads], abs(heads.head_dim - before.head_dim)))
+    effect = _versus(".2f", errors[after], tradeoff(request.reads, request.lags, before))
+    return _early(
+        draft, after, f"error of gathering the lags {effect}, for tokens of {token_dim(request.reads)} dimensions"
+    )
+
+
+def rank_width(request: Request, draft: Draft) -> Idea:
+    """Paper `rank`: as many heads as reach a share of the rank limit."""
+    reads, before = request.reads, draft.layers[0]
+    after = next((heads for heads in _cuts(draft) if rank_share(reads, heads.head_dim) >= SHARE), None)
+    if after is None:
+        raise InputError(
+            f"No head of {', '.join(map(str, head_dims(draft.width)))} reaches {SHARE:.0%} of the rank limit at "
+            f"{reads.tokens:,} tokens."
+        )
+    shares = [rank_share(reads, heads.head_dim) for heads in (after, before)]
+    return Idea(
+        Draft(draft.width, (after,) * len(draft.layers)),
+        f"{_words(after)} instead of {_words(before)}, the narrowest that reach {SHARE:.0%} of the rank limit at "
+        f"{reads.tokens:,} tokens ({_versus('.0%', *shares)})",
+    )
+
+
+def enough_heads(request: Request, draft: Draft) -> Idea:
+    """Paper `heads`: a head for every look-up in the first layers."""
+    if request.intrinsic_dim is None:
+        raise InputError("Nobody said how many look-ups the task takes (--intrinsic-dim).")
+    before, count = draft.layers[0], heads_needed(request.intrinsic_dim)
+    missing = missing_heads(request.reads.tokens, before, count)
+    if missing is None:
+        raise InputError(f"There are {before.heads} heads for {count} look-ups without it.")
+    after = next((heads for heads in reversed(_cuts(draft)) if heads.heads >= count), None)
+    if after is None:
+        raise InputError(f"Heads of {min(head_dims(draft.width))} or more leave no room for {count}.")
+    fewer = "the lower bound for fewer heads says nothing here" if missing.vacuous else f"fewer heads need {missing}"
+    return _early(draft, after, f"for {count} look-ups ({fewer})")
+
+
+def _cuts(draft: Draft) -> list[HeadGroup]:
+    """The ways to cut the width of the first layer's attention into heads, the narrowest heads first."""
+    inner = draft.layers[0].heads * draft.layers[0].head_dim
+    return [HeadGroup(inner // head_dim, head_dim) for head_dim in head_dims(draft.width) if head_dim <= inner]
+
+
+def _early(draft: Draft, after: HeadGroup, effect: str) -> Idea:
     """``draft`` with other heads in its early layers."""
-    count = _early_layers(draft)
-    change = f"{_words(after)} instead of {_words(draft.layers[0])} in {_range(0, count)}, {effect}"
-    return Idea(Draft(draft.width, (*[after] * count, *draft.layers[count:])), change, gain)
-
-
-def _early_layers(draft: Draft) -> int:
-    return max(1, len(draft.layers) // EARLY)
+    count = max(1, len(draft.layers) // EARLY)
+    where = "layer 0" if count == 1 else f"layers 0-{count - 1}"
+    change = f"{_words(after)} instead of {_words(draft.layers[0])} in {where}, {effect}"
+    return Idea(Draft(draft.width, (*[after] * count, *draft.layers[count:])), change)
 
 
 def _versus(form: str, after: float, before: float) -> str:
@@ -137,7 +131,3 @@ def _versus(form: str, after: float, before: float) -> str:
 
 def _words(heads: HeadGroup) -> str:
     return f"{heads.heads} heads of {heads.head_dim}" if heads.heads > 1 else f"1 head of {heads.head_dim}"
-
-
-def _range(first: int, end: int) -> str:
-    return f"layer {first}" if end - first == 1 else f"layers {first}-{end - 1}"

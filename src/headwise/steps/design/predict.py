@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from headwise.records.blueprint import Images, Text
 from headwise.theory.conditioning import gaussian_condition
-from headwise.theory.hard_rank import LIMIT, gaussian_hard_rank
+from headwise.theory.hard_rank import (
+    LIMIT,
+    expected_causal_hard_rank,
+    gaussian_causal_hard_rank,
+    gaussian_hard_rank,
+)
 from headwise.theory.heads_needed import LowerBound, lower_bound
 from headwise.theory.tradeoff import HeadGroup, split_heads
 
@@ -25,9 +31,16 @@ def token_dim(reads: Text | Images) -> int:
     return BITS_STEP * math.ceil(math.log2(max(reads.vocab, 2)) / BITS_STEP)
 
 
-def rank_share(tokens: int, head_dim: int) -> float:
-    """Share of the limit (1 - 1/e) n that the hard rank of a head reaches at initialisation."""
-    return gaussian_hard_rank(tokens, head_dim) / (LIMIT * tokens)
+@cache
+def rank_share(reads: Text | Images, head_dim: int) -> float:
+    """Share of its limit that the hard rank of a head reaches at initialisation.
+
+    The limit is (n + 1) / 2 for texts, whose tokens see only what came before, and (1 - 1/e) n for images.
+    """
+    n = reads.tokens
+    if isinstance(reads, Text):
+        return gaussian_causal_hard_rank(n, head_dim) / expected_causal_hard_rank(n)
+    return gaussian_hard_rank(n, head_dim) / (LIMIT * n)
 
 
 def condition(tokens: int, layers: Sequence[HeadGroup]) -> float:
@@ -40,8 +53,8 @@ def tradeoff(reads: Text | Images, lags: Sequence[float], first: HeadGroup) -> f
     return split_heads(first.heads, first.head_dim, token_dim(reads), lags).error
 
 
-def missing_heads(tokens: int, first: HeadGroup, intrinsic_dim: int) -> LowerBound | None:
-    """What fewer heads than look-ups cost in the first layer; None if there are enough."""
-    if first.heads >= intrinsic_dim:
+def missing_heads(tokens: int, first: HeadGroup, intrinsic_dim: int | None) -> LowerBound | None:
+    """What fewer heads than look-ups cost in the first layer; None if there are enough, or nobody knows how many."""
+    if intrinsic_dim is None or first.heads >= intrinsic_dim:
         return None
     return lower_bound(tokens, first.head_dim, first.heads, intrinsic_dim)

@@ -25,6 +25,7 @@ from headwise.records.errors import InputError
 from headwise.records.files import check_free
 from headwise.records.healing import CURVE, Healing
 from headwise.records.plan import LayerPlan, Plan
+from headwise.records.text import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
@@ -47,6 +48,8 @@ def heal(
     *,
     texts: Sequence[str] = (),
     inputs: Path | None = None,
+    text_format: TextFormat = "auto",
+    accept_text: bool = False,
     how: Healing | None = None,
     track: str | None = None,
     command: str = "",
@@ -69,7 +72,7 @@ def heal(
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
     dtype = student.dtype
-    windows = read_windows(student.float(), source, list(texts), inputs, how)
+    windows = read_windows(student.float(), source, list(texts), inputs, how, text_format, accept_text)
     for model in (student, teacher):
         model.float().to(accelerator.device)
     facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]

@@ -96,7 +96,7 @@ def _one_by_one(
                 wanted = given
                 if not site.stack.norm_behind:
                     wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
-                error = _train(now, own, j, wanted, how)
+                error = _train(now, own, j, wanted, [batch.get("attention_mask") for batch in batches], how)
                 if error is not None and not math.isfinite(error[1]):
                     raise Failed(
                         f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
@@ -112,7 +112,9 @@ def _one_by_one(
             saved = time.monotonic()
 
 
-def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Healing) -> tuple[float, float] | None:
+def _train(
+    now: Stream, site: Site, block: int, wanted: list[Tensor], masks: Sequence[Tensor | None], how: Healing
+) -> tuple[float, float] | None:
     """Fit one attention; the mean error of the first and of the last round, None where nothing in it learns."""
     modules = (site.module, site.out)
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
@@ -128,7 +130,8 @@ def _train(now: Stream, site: Site, block: int, wanted: list[Tensor], how: Heali
             found = now.hidden[n] + found
         found = found.float()
         energy = wanted[n].float().square().sum(-1).clamp(min=torch.finfo(found.dtype).tiny)
-        error = ((found - wanted[n]).square().sum(-1) / energy).mean()
+        errors_BT, mask = (found - wanted[n]).square().sum(-1) / energy, masks[n]
+        error = errors_BT.mean() if mask is None else errors_BT[mask.to(errors_BT.device) > 0].mean()
         error.backward()
         adam.step()
         now.blocks[block].zero_grad()

@@ -22,6 +22,7 @@ from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likel
 from headwise.records.healing import Healing
 
 REMEMBERED, JUDGED = 128, 1024  # classes kept of a row of logits: on disk for later rounds, in memory to judge by
+IGNORED = -100
 Likely = tuple[Tensor, Tensor]
 
 
@@ -42,20 +43,21 @@ class Teacher:
         outputs = self._run(student, inputs)
         found, classes = main_output(outputs)
         known = None if first_round or self.memory is None else self.memory.read(rows)
+        seen = _seen(inputs, found)
         if known is not None:
-            classes_NK, logs_NK = (part.to(found.device) for part in known)
-            total = mean_divergence_of_likely(classes_NK, logs_NK, found.flatten(0, -2), how.temperature)
+            classes_NK, logs_NK = (part.to(found.device)[seen] for part in known)
+            total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(found, seen), how.temperature)
         else:
             with torch.no_grad():
                 whole = self._run(self.model, inputs)
             wanted = main_output(whole)[0]
-            total = _distance(wanted, found, classes, how.temperature)
+            total = _distance(_outputs(wanted, seen), _outputs(found, seen), classes, how.temperature)
             if self.memory is not None and classes:
                 self.memory.write(rows, wanted, how.temperature)
             if how.hidden:
                 total = total + how.hidden * _hidden_error(whole, outputs)
         if how.next_token:
-            total = total + how.next_token * _next_token(found, inputs["input_ids"])
+            total = total + how.next_token * _next_token(found, inputs)
         return total
 
     def distance(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -63,31 +65,32 @@ class Teacher:
         found, classes = main_output(self._run(student, inputs))
         with torch.no_grad():
             wanted, _ = main_output(self._run(self.model, inputs))
-        return _distance(wanted, found, classes, self.how.temperature)
+        seen = _seen(inputs, found)
+        return _distance(_outputs(wanted, seen), _outputs(found, seen), classes, self.how.temperature)
 
     def judge(self, student: nn.Module, inputs: Mapping[str, Tensor], at_once: int) -> dict[str, float]:
         """KL (or relative square error) on held-out windows, and the perplexity of a decoder."""
         far, nats, classes, parts = 0.0, 0.0, False, _split(inputs, at_once)
-        total = sum(len(next(iter(part.values()))) for part in parts)
+        sizes = [_size(part) for part in parts]
         with torch.no_grad():
             for number, part in enumerate(parts):
-                share = len(next(iter(part.values()))) / total
+                share = sizes[number] / sum(sizes)
                 found, classes = main_output(self._run(student, part))
                 far += share * self._judged_distance(number, part, found, classes)
                 if self.predicts:
-                    nats += share * _next_token(found, part["input_ids"]).item()
+                    nats += share * _next_token(found, part).item()
         scores = {"kl" if classes else "error": far}
         return {**scores, "perplexity": perplexity(nats)} if self.predicts else scores
 
     def _judged_distance(self, number: int, part: Mapping[str, Tensor], found: Tensor, classes: bool) -> float:
+        seen = _seen(part, found)
         if number not in self._judged:
-            wanted = main_output(self._run(self.model, part))[0]
-            rows = wanted.flatten(0, -2)
-            self._judged[number] = most_likely(rows, min(JUDGED, rows.shape[-1])) if classes else wanted
+            rows = _outputs(main_output(self._run(self.model, part))[0], seen)
+            self._judged[number] = most_likely(rows, min(JUDGED, rows.shape[-1])) if classes else rows
         wanted = self._judged[number]
         if isinstance(wanted, Tensor):
-            return _distance(wanted, found, classes, 1.0).item()
-        return mean_divergence_of_likely(*wanted, found.flatten(0, -2)).item()
+            return _distance(wanted, _outputs(found, seen), classes, 1.0).item()
+        return mean_divergence_of_likely(*wanted, _outputs(found, seen)).item()
 
     def _run(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         device = self.model.device
@@ -125,11 +128,30 @@ class Memory:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
-def _distance(wanted: Tensor, found: Tensor, classes: bool, temperature: float) -> Tensor:
+def _seen(inputs: Mapping[str, Tensor], outputs: Tensor) -> Tensor:
+    """Which of the outputs (all rows behind one another) are of tokens and not of padding."""
+    mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    if mask is None or mask.shape != outputs.shape[:-1]:
+        return torch.ones(outputs.shape[:-1].numel(), dtype=torch.bool, device=outputs.device)
+    return mask.flatten().bool().to(outputs.device)
+
+
+def _outputs(outputs: Tensor, seen: Tensor) -> Tensor:
+    flat = outputs.flatten(0, -2)
+    return flat if seen.all() else flat[seen]
+
+
+def _size(inputs: Mapping[str, Tensor]) -> int:
+    """What a batch counts for: tokens that are no padding, or rows."""
+    mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    return len(next(iter(inputs.values()))) if mask is None else int(mask.sum())
+
+
+def _distance(wanted_NC: Tensor, found_NC: Tensor, classes: bool, temperature: float) -> Tensor:
     """KL divergence of classes; of other outputs half the square error, relative to their energy."""
     if classes:
-        return mean_divergence(wanted.flatten(0, -2), found.flatten(0, -2), temperature)
-    return _relative_error(wanted, found) / 2
+        return mean_divergence(wanted_NC, found_NC, temperature)
+    return _relative_error(wanted_NC, found_NC) / 2
 
 
 def _relative_error(wanted: Tensor, found: Tensor) -> Tensor:
@@ -144,9 +166,11 @@ def _hidden_error(whole: Any, outputs: Any) -> Tensor:
     return torch.stack([_relative_error(*pair) for pair in zip(wanted, found, strict=True)]).mean()
 
 
-def _next_token(logits_BTC: Tensor, ids_BT: Tensor) -> Tensor:
-    wanted = ids_BT[:, 1:].to(logits_BTC.device).flatten()
-    return cross_entropy(logits_BTC[:, :-1].flatten(0, 1).float(), wanted)
+def _next_token(logits_BTC: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    ids_BT, mask_BT = inputs["input_ids"], inputs.get("attention_mask")
+    wanted = ids_BT[:, 1:] if mask_BT is None else ids_BT[:, 1:].masked_fill(mask_BT[:, 1:] == 0, IGNORED)
+    wanted = wanted.to(logits_BTC.device).flatten()
+    return cross_entropy(logits_BTC[:, :-1].flatten(0, 1).float(), wanted, ignore_index=IGNORED)
 
 
 def _split(inputs: Mapping[str, Tensor], at_once: int) -> list[dict[str, Tensor]]:

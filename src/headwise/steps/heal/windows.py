@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Calibration, file_calibration, window_calibration
+from headwise.families.calibration import (
+    Batch,
+    Calibration,
+    check_reads_text,
+    evaluation_windows,
+    file_calibration,
+)
+from headwise.families.processors import open_tokenizer
+from headwise.families.scoring import predicts_next
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_texts
+from headwise.families.windows import has_chat
 from headwise.records.errors import InputError
 from headwise.records.healing import Healing
+from headwise.records.text import TextFormat
 from headwise.training.order import shuffled
 
 MOST_HELD_OUT = 0.1  # of all windows
+MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +49,73 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """Numbers of the first input in a row: tokens of text."""
-        return next(iter(self.rows.values())).shape[1]
+        """Tokens of text in a row."""
+        return self.rows["input_ids"].shape[1] if "input_ids" in self.rows else 0
 
     def order(self, first: int, number: int, seed: int) -> Tensor:
         """Which rows are places ``first`` to ``first + number``: every round through all of them is shuffled anew."""
         return shuffled(self.count, first, number, seed)
 
 
-def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: Path | None, how: Healing) -> Windows:
-    """The text (or arrays, or pictures) that ``model`` is healed on; the last windows are held out."""
+def read_windows(
+    model: PreTrainedModel,
+    source: str,
+    texts: list[str],
+    inputs: Path | None,
+    how: Healing,
+    text_format: TextFormat = "auto",
+    accept_text: bool = False,
+) -> Windows:
+    """The text (or arrays, or pictures) that ``model`` is healed on; the last windows of each kind are held out."""
     wanted = how.tokens + how.held_out
     if inputs is not None:
         found = file_calibration(model, source, inputs, wanted)
+        batches = [*found.batches, *found.held_out]
     else:
-        text, name = read_texts(texts)
-        shape = shape_of(model)
-        context = min(how.context, shape.max_tokens or how.context)
-        found = window_calibration(model, shape, source, text, name, max(wanted, 2 * context), context)
-    rows = _joined(found)
-    total = len(next(iter(rows.values())))
+        found = _text_windows(model, source, texts, how, text_format, accept_text)
+        batches = list(found.batches)
+    rows: list[dict[str, Tensor]] = []
+    held: list[dict[str, Tensor]] = []
+    total = sum(len(batch.inputs[model.main_input_name]) for batch in batches)
     if total < 2:  # noqa: PLR2004 - one to learn from, one to measure on
         raise InputError(f"{found.name} holds a single window: give more text or a shorter context.")
-    one = found.tokens / total
-    held = max(1, min(round(how.held_out / one), int(MOST_HELD_OUT * total)))
-    split = {name: tensor.split([total - held, held]) for name, tensor in rows.items()}
-    return Windows(
-        {name: parts[0] for name, parts in split.items()},
-        {name: parts[1] for name, parts in split.items()},
-        one,
-        found.name,
-        found.sha256,
-    )
+    tokens = sum(batch.tokens for batch in batches)
+    share = min(how.held_out / tokens, MOST_HELD_OUT)
+    for kind in dict.fromkeys(batch.kind for batch in batches):
+        mine = [row for batch in batches if batch.kind == kind for row in _rows(batch)]
+        last = max(1, min(round(share * len(mine)), len(mine) - 1))
+        rows += mine[:-last]
+        held += mine[-last:]
+    longest = {name: max(row[name].shape[0] for row in (*rows, *held)) for name in rows[0]}
+    return Windows(_padded(rows, longest), _padded(held, longest), tokens / total, found.name, found.sha256)
 
 
-def _joined(found: Calibration) -> dict[str, Tensor]:
+def _text_windows(
+    model: PreTrainedModel, source: str, names: list[str], how: Healing, form: TextFormat, accept: bool
+) -> Calibration:
+    check_reads_text(model, source)
+    shape, tokenizer = shape_of(model), open_tokenizer(source)
+    context = min(how.context, shape.max_tokens or how.context)
+    texts = read_texts(names, form, chat=has_chat(tokenizer) and predicts_next(model))
+    wanted = max(how.tokens + how.held_out, 2 * context)
+    found = evaluation_windows(model, shape, source, tokenizer, texts, wanted, context, accept=accept)
+    return replace(found, notes=[])  # a text that is short is read again
+
+
+def _rows(batch: Batch) -> list[dict[str, Tensor]]:
+    return [
+        dict(zip(batch.inputs, row, strict=True))
+        for row in zip(*(tensor for tensor in batch.inputs.values()), strict=True)
+    ]
+
+
+def _padded(rows: Sequence[dict[str, Tensor]], longest: dict[str, int]) -> dict[str, Tensor]:
+    """All rows as one tensor of each input. Tokens of rows of different lengths get zeros behind them and a mask."""
     made = {}
-    for name in found.batches[0].inputs:
-        parts = [batch.inputs[name] for batch in found.batches if batch.main]
-        if len({part.shape[1:] for part in parts}) > 1:
-            raise InputError(f"{found.name} has examples of different lengths: give {name} of one length.")
-        made[name] = torch.cat(parts)
+    for name, length in longest.items():
+        parts = [row[name] for row in rows]
+        if name in MASKS and any(len(part) < length for part in parts):
+            mask = torch.stack([(torch.arange(length) < len(part)).long() for part in parts])
+            made[MASKS[name]] = mask
+        made[name] = torch.stack([pad(part, (0, length - len(part))) if part.ndim == 1 else part for part in parts])
     return made

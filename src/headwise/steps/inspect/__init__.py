@@ -13,23 +13,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from headwise import __version__
-from headwise.families.calibration import Calibration, file_calibration, text_calibration
+from headwise.families.calibration import Calibration, check_reads_text, file_calibration, text_calibration
 from headwise.families.load import fingerprint, open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.profile_tensors import check_profile_tensors
+from headwise.families.reduce import HELD_OUT, INPUTS, batch_tensors
 from headwise.families.shapes import shape_of
 from headwise.families.tensor_files import write_tensors
 from headwise.families.texts import read_texts
+from headwise.families.windows import has_chat
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
 from headwise.records.profile import Profile
-from headwise.records.shape import ModelShape
+from headwise.records.text import TextFormat
 from headwise.report.page import write_page
-from headwise.steps.inspect.checks import TOKENS as CHECK_TOKENS
 from headwise.steps.inspect.checks import check_predictions
 from headwise.steps.inspect.collect import Collector
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
@@ -47,7 +48,10 @@ def inspect(
     texts: Iterable[str] = (),
     inputs: Path | None = None,
     tokens: int = 8192,
+    context: int | None = None,
     lengths: tuple[int, ...] | None = None,
+    text_format: TextFormat = "auto",
+    accept_text: bool = False,
     seed: int = 0,
     maps: bool = True,
     progress: Progress = lambda done, total, what: None,
@@ -56,9 +60,10 @@ def inspect(
 
     Without ``maps`` only what planning and compressing need is measured, in less than half the time, without a page.
 
-    ``texts`` are files ("-": standard input; none: the text that comes with headwise), ``inputs`` a folder of
-    pictures or a .npz file for models that do not read text. A result that is there already for the same inputs is
-    returned as it is; an unfinished one is continued.
+    ``texts`` are files ("-": standard input; none: the text that comes with headwise, with dialogues for models that
+    chat), ``inputs`` a folder of pictures or a .npz file for models that do not read text. ``context``: tokens of a
+    window, by default what the model was made for, up to 4,096. ``accept_text``: even if most of its tokens say
+    nothing. A result that is there already for the same inputs is returned as it is; an unfinished one is continued.
     """
     texts = list(texts)
     if tokens < 1:
@@ -70,9 +75,25 @@ def inspect(
     if not torch.cuda.is_available():
         model.float()  # half precision is slow on a CPU
     shape = shape_of(model)
-    calibration = _calibration(model, shape, source, texts, inputs, tokens, lengths)
+    if inputs is not None:
+        calibration = file_calibration(model, source, inputs, tokens)
+    else:
+        check_reads_text(model, source)
+        tokenizer = open_tokenizer(source)
+        calibration = text_calibration(
+            model,
+            shape,
+            source,
+            tokenizer,
+            read_texts(texts, text_format, chat=has_chat(tokenizer)),
+            tokens,
+            context=context,
+            lengths=lengths,
+            accept=accept_text,
+        )
     settings = {
         "tokens": tokens,
+        "context": max((batch.inputs[model.main_input_name].shape[1] for batch in calibration.batches), default=0),
         "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
         "seed": seed,
         "spectral_tokens": SPECTRAL_TOKENS,
@@ -91,7 +112,12 @@ def inspect(
     profile = Profile(
         model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
         shape=shape,
-        text={"name": calibration.name, "sha256": calibration.sha256, "tokens": calibration.tokens},
+        text={
+            "name": calibration.name,
+            "sha256": calibration.sha256,
+            "tokens": calibration.tokens,
+            "unseen": calibration.unseen,
+        },
         settings=settings,
         versions=_versions(),
         layers=tuple(layer_profile(collector, i) for i in range(len(shape.layers))),
@@ -99,12 +125,10 @@ def inspect(
         notes=tuple(calibration.notes),
     )
     tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
-    main = [batch.inputs for batch in calibration.batches if batch.main]
-    tensors |= {f"inputs.{n}.{name}": value for n, inputs in enumerate(main) for name, value in inputs.items()}
+    tensors |= batch_tensors(calibration.batches, INPUTS) | batch_tensors(calibration.held_out, HELD_OUT)
     _check_measured(source, profile, tensors)
     if maps:
-        some = main[-max(1, CHECK_TOKENS // calibration.batches[0].tokens) :]
-        profile = replace(profile, checks=check_predictions(model, profile, tensors, some))
+        profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
     write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
     if maps:
         write_page(profile, output / PAGE)
@@ -117,18 +141,17 @@ def _collect(collector: Collector, calibration: Calibration, work: Work, seed: i
     """Both passes over all batches, from where an earlier run stopped."""
     done, state = work.load()
     collector.resume(state)
-    second = [batch for batch in calibration.batches if batch.main]
-    first = calibration.batches if collector.maps else second
-    total = len(first) + len(second)
+    batches = calibration.batches
+    total = 2 * len(batches)
     spectral = _spectral(calibration)
     for number in range(done, total):
-        progress(number, total, "watching" if number < len(first) else "differentiating")
-        if number < len(first):
-            collector.watch(first[number], spectra=number in spectral)
+        progress(number, total, "watching" if number < len(batches) else "differentiating")
+        if number < len(batches):
+            collector.watch(batches[number], spectra=number in spectral)
         else:
             if not collector.units:
                 collector.prepare()
-            collector.differentiate(second[number - len(first)], seed + number)
+            collector.differentiate(batches[number - len(batches)], seed + number)
         work.save(number + 1, collector.state())
     if not collector.units:
         collector.prepare()
@@ -147,20 +170,6 @@ def _spectral(calibration: Calibration) -> set[int]:
         first = max(0, (len(numbers) - count) // 2)
         chosen.update(numbers[first : first + count])
     return chosen
-
-
-def _calibration(
-    model: PreTrainedModel,
-    shape: ModelShape,
-    source: str,
-    texts: list[str],
-    inputs: Path | None,
-    tokens: int,
-    lengths: tuple[int, ...] | None,
-) -> Calibration:
-    if inputs is not None:
-        return file_calibration(model, source, inputs, tokens)
-    return text_calibration(model, shape, source, *read_texts(texts), tokens, lengths)
 
 
 def _check_measured(source: str, profile: Profile, tensors: dict[str, Tensor]) -> None:

@@ -1,36 +1,42 @@
-"""Prediction against truth: real students at a few budgets, before anything is refitted."""
+"""Prediction against truth: real reduced models at a few budgets, refitted, on inputs that were held out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.measured import kept_directions
-from headwise.families.own_loss import mean_divergences
-from headwise.families.student import build_student
+from headwise.families.calibration import Batch
+from headwise.families.own_loss import measure_distance
+from headwise.families.reduce import reduce_model
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.errors import InputError
 from headwise.records.planning import plan_for
-from headwise.records.profile import Profile, rounded
+from headwise.records.profile import Check, Profile, rounded
 
 SHARES = (0.875, 0.75, 0.5)
-TOKENS = 2048
+Progress = Callable[[int, int, str], None]
 
 
 def check_predictions(
-    model: PreTrainedModel, profile: Profile, tensors: Mapping[str, Tensor], batches: Sequence[dict[str, Tensor]]
-) -> tuple[tuple[float, float], ...]:
-    """Predicted and measured damage, in nats per output, of plans for a few shares of the cache (or the weights)."""
-    kind, predicted, students = natural_budget(profile.shape), [], []
-    for share in SHARES:
+    model: PreTrainedModel,
+    profile: Profile,
+    tensors: Mapping[str, Tensor],
+    held_out: Sequence[Batch],
+    progress: Progress = lambda done, total, what: None,
+) -> tuple[Check, ...]:
+    """Predicted and measured damage of plans for a few shares of the cache (or the weights)."""
+    kind, checks = natural_budget(profile.shape), []
+    for number, share in enumerate(SHARES if held_out else ()):
+        progress(number, len(SHARES), "checking")
         try:
             plan = plan_for(profile, Budget(kind, share))
         except InputError:
-            continue  # too narrow heads for so much less
-        kept = kept_directions(profile.shape, plan, tensors)
-        students.append(build_student(model, plan, kept=kept, form="per-layer", share=True))
-        predicted.append(float(plan.predicted["damage"]))
-    measured = mean_divergences(model, students, batches)
-    return tuple((rounded(guess), rounded(found)) for guess, found in zip(predicted, measured, strict=True))
+            continue  # too narrow heads for so much less, or measured on too little
+        reduced = reduce_model(model, plan, tensors, form="per-layer")
+        measured = measure_distance(model, reduced.model, held_out)
+        parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}
+        agreement = None if measured.agreement is None else rounded(measured.agreement)
+        checks.append(Check(rounded(float(plan.predicted["damage"])), rounded(measured.divergence), parts, agreement))
+    return tuple(checks)

@@ -62,17 +62,15 @@ class Collector:
             sums = self.sums[self.index[path]]
             if not attention.out_BTHV.isfinite().all():
                 raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
-            # Without a causal mask the length is that of the batch, whatever was asked for.
-            lengths = batch.lengths if attention.causal and batch.lengths else (attention.k_BGSK.shape[2],)
-            if batch.main:
-                _add_moments(sums, attention)
+            _add_moments(sums, attention)
             if not self.maps:
                 return
-            if batch.main:
-                add_overlap(sums, attention)
-            add_maps(sums, attention, lengths, spectra=spectra)
+            add_overlap(sums, attention)
+            lengths = batch.lengths or (attention.k_BGSK.shape[2],)
+            part = attention.leading(lengths[-1]) if attention.causal else attention
+            add_maps(sums, part, lengths, spectra=spectra)
             if spectra:
-                add_conditioning(sums, attention, lengths)
+                add_conditioning(sums, part, lengths)
 
         with torch.no_grad(), watching(self.model, see):
             output = forward(self.model, batch.inputs, head=False)[0]

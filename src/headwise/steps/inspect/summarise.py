@@ -55,7 +55,8 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         }
     values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
     causal = bool(sums.mean("causal"))
-    return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values)
+    samples = int(sums.count("q_moment"))
+    return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values, samples)
 
 
 def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:

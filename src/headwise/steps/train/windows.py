@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.families.load import fingerprint
-from headwise.families.processors import open_tokenizer
+from headwise.families.processors import encode, open_tokenizer
 from headwise.families.sources import Source, check_source, pieces_of
 from headwise.families.vocabulary import learn_tokenizer
 from headwise.records.blueprint import Text
@@ -105,7 +105,7 @@ def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: P
     with replacing(file) as temporary, temporary.open("wb") as out:
         for source in sources:
             for pieces in _groups(source.path):
-                for ids in tokenizer(pieces, add_special_tokens=False)["input_ids"]:
+                for ids in encode(tokenizer, pieces):
                     out.write(np.array(ids, dtype=kind).tobytes())
                 done += sum(map(len, pieces))
                 progress(done, total, "reading text into tokens")
