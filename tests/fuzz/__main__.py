@@ -1,7 +1,7 @@
 """Damaged files by the thousand: every command must end by itself, with one sentence and a right exit code.
 
-    python -m tests.fuzz --n 1000 --seed 0     that many cases
-    python -m tests.fuzz --seed 0 --case 17    one of them alone, with all it said
+python -m tests.fuzz --n 1000 --seed 0     that many cases
+python -m tests.fuzz --seed 0 --case 17    one of them alone, with all it said
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main() -> int:
             folder = Path(tempfile.mkdtemp(prefix=f"headwise-fuzz-{asked.seed}-{asked.case}-"))
             verdict = run_case(built, asked.seed, asked.case, folder)
             print(f"{verdict.said}\n{folder}\n{verdict.ended.stdout}{verdict.ended.stderr}")
-            print(f"exit code {verdict.ended.code} after {verdict.ended.seconds:.1f} s: {verdict.wrong or 'as it should'}")
+            print(
+                f"exit code {verdict.ended.code} after {verdict.ended.seconds:.1f} s: {verdict.wrong or 'as it should'}"
+            )
             return int(bool(verdict.wrong))
         return _run_all(built, asked.seed, range(asked.first, asked.first + asked.n), Path(scratch))
 

@@ -18,7 +18,7 @@ SEEN = ("--tokens", "64")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, the artefacts it reads (``inputs`` stay as they are, it may write into ``work``) and its ``output``."""
+    """A command, the artefacts it reads (``inputs`` stay as they are, ``work`` may change) and its ``output``."""
 
     arguments: tuple[str, ...]
     inputs: tuple[str, ...]
@@ -59,10 +59,14 @@ COMMANDS = (
         output="out",
     ),
     Command(
-        ("compress", "llama", "--plan", "plan.json", "--method", "svd", "-o", "out"), ("llama", "plan.json"), output="out"
+        ("compress", "llama", "--plan", "plan.json", "--method", "svd", "-o", "out"),
+        ("llama", "plan.json"),
+        output="out",
     ),
     Command(
-        ("evaluate", "llama", "reduced", *EVALUATE, "-o", "out.json"), ("llama", "reduced", "text.txt"), output="out.json"
+        ("evaluate", "llama", "reduced", *EVALUATE, "-o", "out.json"),
+        ("llama", "reduced", "text.txt"),
+        output="out.json",
     ),
     Command(
         ("evaluate", "classifier", *EVALUATE, "--labels", "labels.tsv", "-o", "out.json"),
@@ -70,9 +74,13 @@ COMMANDS = (
         output="out.json",
     ),
     Command(
-        ("evaluate", "vit", "--inputs", "inputs.npz", "--no-speed", "-o", "out.json"), ("vit", "inputs.npz"), output="out.json"
+        ("evaluate", "vit", "--inputs", "inputs.npz", "--no-speed", "-o", "out.json"),
+        ("vit", "inputs.npz"),
+        output="out.json",
     ),
-    Command(("heal", "reduced", *HEAL, "-o", "healed"), ("llama", "reduced", "text.txt"), ("healed.healing",), "healed"),
+    Command(
+        ("heal", "reduced", *HEAL, "-o", "healed"), ("llama", "reduced", "text.txt"), ("healed.healing",), "healed"
+    ),
     Command(("heal", "reduced", *HEAL, "-o", "healed"), (), ("healed.healing",), "healed"),
     Command(
         ("train", "--plan", "usual.json", "--data", "text.txt", *TRAIN, "-o", "trained"),

@@ -69,7 +69,7 @@ def run_command(
     then: Callable[[], None] = lambda: None,
     seconds: float = SECONDS,
 ) -> Ended:
-    """``headwise ARGUMENTS`` in ``folder``, then ``then`` in the same process, which raises where something is wrong."""
+    """``headwise ARGUMENTS`` in ``folder``, and ``then`` in the same process, which raises where all is not well."""
     scratch = folder / ".said"
     scratch.mkdir(exist_ok=True)
     start = time.monotonic()

@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 
 Damage = Callable[[Path, Random, Path], str]
 ODD: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 7, 0.5, -0.0, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**63, 10**30, -(10**9),
-    1e-320, "", "x", "0", "\ud800", "a\0b", "../../etc/passwd", "\u202e", "9" * 400, "y" * 10_000, [], {}, [[]], [None],
-    [[[[]]]], {"": {}}, [1, 2, 3], ["x"], {"headwise": "plan"},
-)  # fmt: skip
+    *(None, True, False, -1, 0, 1, 7, 0.5, -0.0, 1e308, -1e308, math.nan, math.inf, -math.inf),
+    *(2**31, 2**63, 10**30, -(10**9), 1e-320),
+    *("", "x", "0", "\ud800", "a\0b", "../../etc/passwd", "\u202e", "9" * 400, "y" * 10_000),
+    *([], {}, [[]], [None], [[[[]]]], {"": {}}, [1, 2, 3], ["x"], {"headwise": "plan"}),
+)
 
 
 def damage(path: Path, rng: Random, world: Path) -> str:
@@ -78,7 +79,9 @@ def _noise(path: Path, rng: Random, world: Path) -> str:
 
 def _swap(path: Path, rng: Random, world: Path) -> str:
     same = rng.random() < 0.7
-    others = [other for other in sorted(world.rglob("*")) if other.is_file() and (not same or other.suffix == path.suffix)]
+    others = [
+        other for other in sorted(world.rglob("*")) if other.is_file() and (not same or other.suffix == path.suffix)
+    ]
     other = rng.choice(others)
     shutil.copyfile(other, path)
     return f"replaced by {other.relative_to(world)}"
@@ -208,7 +211,9 @@ def _tensors(path: Path, rng: Random, world: Path) -> str:
     else:
         value = rng.choice((math.nan, math.inf, -math.inf, 3e38, -3e38, 1e19, 0.0, -1.0))
         changed = old.clone()
-        row = changed.flatten(0, -2)[rng.randrange(max(1, changed.flatten(0, -2).shape[0]))] if old.ndim > 1 else changed
+        row = (
+            changed.flatten(0, -2)[rng.randrange(max(1, changed.flatten(0, -2).shape[0]))] if old.ndim > 1 else changed
+        )
         row[...] = value if old.is_floating_point() else (-1 if value < 0 else 10**6)
         tensors[name] = changed
         save_file(tensors, path, facts)

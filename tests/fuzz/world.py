@@ -32,7 +32,12 @@ def build(folder: Path) -> None:
     _plans(folder)
     for name, options in (("llama", MEASURE), ("bert", MEASURE), ("vit", ("--inputs", "inputs.npz", "--tokens", "64"))):
         _do(folder, ["inspect", name, *options, "-o", f"profile-{name}"])
-    _do(folder, ["inspect", "llama", *MEASURE, "-o", "begun"], [lambda: _stop_after(1, "headwise.steps.inspect.work")], 9)
+    _do(
+        folder,
+        ["inspect", "llama", *MEASURE, "-o", "begun"],
+        [lambda: _stop_after(1, "headwise.steps.inspect.work")],
+        9,
+    )
     _do(folder, ["plan", "profile-llama", "--keep-kv", "0.5", "--multiple-of", "2", "-o", "plan.json"])
     _do(folder, ["compress", "llama", "--plan", "plan.json", "--profile", "profile-llama", "-o", "reduced"])
     _do(folder, ["heal", "reduced", *HEAL, "-o", "healed"], [lambda: _stop_after(3, "headwise.training.work")], 9)

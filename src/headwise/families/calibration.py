@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

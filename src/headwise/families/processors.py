@@ -20,10 +20,11 @@ def open_tokenizer(source: str) -> Any:
         raise InputError(f"The tokenizer of {source} cannot be opened: {' '.join(str(error).split())[:200]}") from error
 
 
-def encode(tokenizer: Any, text: str | list[str], *, special: bool = False) -> list[Any]:
-    """The tokens of a text, or of several, with or without the ``special`` ones around it."""
+def encode(tokenizer: Any, text: str | list[str], *, special: bool = False, longest: int | None = None) -> list[Any]:
+    """The tokens of a text (of several), up to ``longest``, with or without the ``special`` ones around it."""
     try:
-        return tokenizer(text, add_special_tokens=special)["input_ids"]
+        cut = {} if longest is None else {"truncation": True, "max_length": longest}
+        return tokenizer(text, add_special_tokens=special, **cut)["input_ids"]
     except Exception as error:  # a tokenizer is what its files say, which are foreign
         raise InputError(f"The tokenizer cannot read this text: {' '.join(str(error).split())[:200]}") from error
 

@@ -169,20 +169,6 @@ class LayerProfile:
     values: Mapping[str, Any]
     samples: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Prediction against truth: a plan's damage in nats per output as predicted, and as its model measured it.
-
-    The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
-    ``agreement`` is the mean cosine of embeddings, of models without a head.
-    """
-
-    predicted: float
-    measured: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    agreement: float | None = None
-
     def check(self, layer: LayerShape, maps: bool, where: str) -> None:
         """Raise where a quantity is missing, or its lists are not as long as ``layer`` says, or not finite numbers."""
         values = Reader(self.values, f"{where}, values")
@@ -218,6 +204,20 @@ class Check:
             "dim": full + 1,
         }
         return lengths.get(axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Prediction against truth: a plan's damage in nats per output as predicted, and as its model measured it.
+
+    The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
+    ``agreement`` is the mean cosine of embeddings, of models without a head.
+    """
+
+    predicted: float
+    measured: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

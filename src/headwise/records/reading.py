@@ -47,7 +47,9 @@ def read_record(path: Path, kind: str, version: int) -> Reader:
 def read_lines(path: Path) -> list[Reader]:
     """The JSON objects of a file that grows line by line; a last line that a kill has cut short is left out."""
     *whole, _ = _read(path).split(b"\n")
-    found = [Reader(parse_json(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
+    found = [
+        Reader(parse_json(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)
+    ]
     for line in found:
         if not isinstance(line.content, dict):
             raise line.error("expected a JSON object")
