@@ -178,7 +178,7 @@ def ranking(model, profile, tensors, windows, dense):
     plans = [*budgets, *(even(profile, share) for share in (0.875, 0.75, 0.625)), *only][:12]
     found = []
     for plan in plans:
-        student, _, _ = reduce_model(model, plan, tensors, refit=())
+        student = reduce_model(model, plan, tensors, refit=()).model
         found.append((plan_damage(profile, plan.layers), loss(student, windows) - dense))
     predicted, measured = (torch.tensor(column) for column in zip(*found, strict=True))
     ranks = torch.stack([column.argsort().argsort().double() for column in (predicted, measured)])
@@ -249,7 +249,8 @@ def main():  # noqa: PLR0915 - a table, row by row
         if known(name, kind, share):
             return
         start = time.perf_counter()
-        student, plan, _ = reduce_model(model, plan, tensors, method, form, refit)
+        made = reduce_model(model, plan, tensors, method, form, refit)
+        student, plan = made.model, made.plan
         damage = plan_damage(profile, plan.layers) if method == "weighted" else None
         facts = {} if damage is None else {"predicted_nats": round(damage, 4)}
         add(name, kind, share, student, time.perf_counter() - start, **facts)

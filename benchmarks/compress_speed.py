@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from headwise.families.load import open_model
-from headwise.families.reduce import profiled_inputs
+from headwise.families.reduce import profiled_batches
 from headwise.records.budget import Budget
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
@@ -65,7 +65,7 @@ def main():
             "compress": timed(compress, source, plan, folder / "model"),
             "compress without refit": timed(compress, source, plan, folder / "plain", refit=()),
         }
-        batches = profiled_inputs(load_file(run / "profile.safetensors"))
+        batches = [batch.inputs for batch in profiled_batches(load_file(run / "profile.safetensors"))]
     model = open_model(source).float()
     plain = {"forward": timed(forward, model, batches), "forward and backward": timed(both, model, batches)}
     backward = plain["forward and backward"] - plain["forward"]

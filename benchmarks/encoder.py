@@ -69,7 +69,7 @@ def main():
         ("weighted", ("queries",)),
         ("weighted", ("queries", "outputs")),
     ):
-        student, _, _ = reduce_model(model, plan, tensors, method, refit=refit)
+        student = reduce_model(model, plan, tensors, method, refit=refit).model
         cosine = cosine_similarity(before, embeddings(student, tokenizer, sentences), dim=-1)
         rows.append(
             {

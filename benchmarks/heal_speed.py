@@ -42,7 +42,7 @@ def prepared():
     teacher = open_model(str(demo_model())).float()
     shape = shape_of(teacher)
     plan = Plan.make(shape, tuple(LayerPlan(layer.heads, layer.kv_heads, 48, 48) for layer in shape.layers))
-    student, _, _ = reduce_model(teacher, plan, {}, "svd", refit=())
+    student = reduce_model(teacher, plan, {}, "svd", refit=()).model
     make_trainable(student, "attention", range(len(shape.layers)))
     windows = torch.randint(0, 49000, (64, CONTEXT), generator=torch.Generator().manual_seed(0))
     return teacher.requires_grad_(False), student, windows

@@ -23,9 +23,10 @@ import transformers
 from headwise.families.calibration import text_calibration
 from headwise.families.load import open_model
 from headwise.families.probe import watching
+from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
-from headwise.families.texts import DEFAULT_TEXT
+from headwise.families.texts import own_texts
 from headwise.families.weights import read_attention
 from headwise.linalg.ranks import effective_rank, gram_singular_values, numerical_rank, stable_rank
 from headwise.linalg.saturation import jacobian_norms
@@ -187,7 +188,7 @@ def main():
     shutil.rmtree(folder)
     model = open_model(source).float()
     batches = text_calibration(
-        model, shape_of(model), source, DEFAULT_TEXT.read_text(encoding="utf-8"), "text", args.tokens, LENGTHS
+        model, shape_of(model), source, open_tokenizer(source), own_texts(), args.tokens, context=LENGTHS[-1]
     ).batches
     plain = plain_passes(model, batches)
     ours, slow, worst = compare(model, batches[0])

@@ -48,7 +48,7 @@ Text = Annotated[
 Form = Annotated[
     TextFormat,
     typer.Option(
-        "--text-format", help="lines: each line is an example of its own; auto: lines where each is a single word."
+        "--text-format", help="lines: each line is an example of its own; auto: lines if each is one long word."
     ),
 ]
 AcceptText = Annotated[

@@ -105,4 +105,4 @@ def test_what_to_expect_of_a_prediction():
     assert expected(checks, 0.001) == pytest.approx(0.001)
     assert expected(checks, 10.0) == pytest.approx(40.0)
     assert expected(checks, 0.1 * 10**0.5) == pytest.approx(3 * 0.1 * 10**0.5)
-    assert expected([[0.0, 0.1], [0.5, 0.6]], 0.1) == pytest.approx(0.12)
+    assert expected([Check(0.0, 0.1), Check(0.5, 0.6)], 0.1) == pytest.approx(0.12)

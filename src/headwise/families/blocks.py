@@ -18,20 +18,24 @@ class _Enough(Exception):
 
 
 class Stream:
-    """What flows between the blocks of a model with one stack: hidden states of all batches, and what else blocks take.
+    """What flows between the blocks of a model: hidden states of all batches, and what else blocks take.
 
+    ``path`` names the blocks of a model with several lists of them, such as those of an encoder and of a decoder.
     Positions and masks are taken over from the first batch with the same ones: of one size and, if any, one padding.
     """
 
-    def __init__(self, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> None:
-        self.blocks: list[nn.Module] = [site.block for site in sites_of(model)]
+    def __init__(self, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], path: str | None = None) -> None:
+        own = [site.block for site in sites_of(model) if path in (None, site.stack.blocks)]
+        self.blocks: list[nn.Module] = list(dict.fromkeys(own))
         self.hidden: list[Tensor] = []
         self._rest: list[list[tuple[tuple, dict]]] = []
         decoder = any(site.cache != "none" for site in sites_of(model))
         known: dict[tuple, list[tuple[tuple, dict]]] = {}
-        for batch in batches:
-            masks = tuple(tensor.numpy().tobytes() for name, tensor in sorted(batch.items()) if "mask" in name)
-            alike = (tuple(batch[model.main_input_name].shape), masks)
+        for number, batch in enumerate(batches):
+            masks = [tensor.numpy().tobytes() for name, tensor in sorted(batch.items()) if "mask" in name]
+            alike = (tuple(batch[model.main_input_name].shape), *masks)
+            if model.config.is_encoder_decoder:
+                alike = (number,)  # a decoder is also given what the encoder makes of this very batch
             first, rest = self._enter(model, batch, decoder, alike not in known)
             self._rest.append(known.setdefault(alike, rest))
             self.hidden.append(first)

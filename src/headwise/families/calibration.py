@@ -93,12 +93,12 @@ def text_calibration(
     read = [tokenise(tokenizer, text, 2 * tokens, source) for text in texts]
     notes = [note for part in read for note in part.warnings(accept=accept)]
     window = min(longest, max(SHORTEST, tokens), *(_half(part) for part in read))
-    lengths, said = _lengths(lengths, window, longest, read[0].name)
+    asked, (lengths, said) = lengths, _lengths(lengths, window, longest, read[0].name)
     causal = all(site.cache == "tokens" for site in sites_of(model))
     main: list[Batch] = []
     held: list[Batch] = []
     for part in read:
-        sizes = (window,) if causal or part.apart else tuple(sorted({*lengths, window}, reverse=True))
+        sizes = (window,) if causal or part.apart else lengths if asked else tuple(sorted({*lengths, window}))
         for size in sizes:
             wanted = max(1, round(tokens / len(read) / len(sizes) / size))
             beside = max(1, round(CHECKED * wanted))
@@ -243,7 +243,9 @@ def _lengths(asked: tuple[int, ...] | None, window: int, longest: int, name: str
     if lengths[-1] > LONGEST:
         raise InputError(f"A length of {lengths[-1]:,} is asked for; attention maps are looked at up to {LONGEST:,}.")
     if asked and lengths[-1] > longest:
-        raise InputError(f"A length of {lengths[-1]:,} is asked for, but windows have {longest:,} tokens.")
+        raise InputError(
+            f"A length of {lengths[-1]:,} is asked for, but the windows of this model have {longest:,} tokens."
+        )
     fitting = tuple(length for length in lengths if length <= window) or (window,)
     dropped = [length for length in lengths if fitting[-1] < length <= longest]
     if not dropped:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headwise.families.calibration import Batch
 from headwise.families.measured import kept_directions
 from headwise.families.own_loss import measure_distance
-from headwise.families.refit import Piece, can_refit, refit_student
+from headwise.families.refit import Piece, refit_student
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.student import Format, build_student, settle_plan
@@ -66,7 +66,7 @@ def reduce_model(
     plan = settle_plan(model, plan, form)
     reduced = Reduced(build_student(model, plan, kept=kept, form=form, share=True), plan)
     changed = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
-    if refit and changed and can_refit(model):
+    if refit and changed:
         reduced = _refit(model, reduced, tensors, refit, progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)

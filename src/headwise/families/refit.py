@@ -8,11 +8,11 @@ for as far as a linear map can. A fit to the layer's own former output, blind to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headwise.families.blocks import Stream
@@ -34,9 +34,15 @@ Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
 
 
-def can_refit(model: PreTrainedModel) -> bool:
-    """Whether layers follow one another in one stack; those of an encoder-decoder do not."""
-    return len(sites_of(model)[0].family.stacks) == 1
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One attention before and after the cut."""
+
+    site: Site
+    layer: LayerShape
+    change: LayerPlan
+    own: Site
+    own_layer: LayerShape
 
 
 def refit_student(
@@ -50,39 +56,73 @@ def refit_student(
     """Fit the attention of ``student``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are left alone where norms
-    stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream.
+    stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream. An
+    encoder is fitted before its decoder, self attention before cross attention.
     """
-    everything = [*batches, *_beginnings(model, batches)]
-    teacher, learner = Stream(model, everything), Stream(student, everything)
-    tokens = sum(len(x) * x.shape[1] for x in teacher.hidden[: len(batches)])
     old = list(zip(sites_of(model), shape_of(model).layers, plan.layers, strict=True))
-    new = iter(enumerate(zip(sites_of(student), shape_of(student).layers, strict=True)))
+    new = iter(zip(sites_of(student), shape_of(student).layers, strict=True))
+    pairs = {
+        site.path: None if change.dropped else _Pair(site, layer, change, *next(new)) for site, layer, change in old
+    }
+    blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site, _, _ in old))
+    everything = [*batches, *_beginnings(model, batches)]
+    done = 0
     seen: dict[str, Attention] = {}
     with torch.no_grad(), watching(model, seen.__setitem__):
-        for i, (site, layer, change) in enumerate(old):
-            progress(i, len(old), "refitting")
-            if change.dropped:
-                teacher.hidden = [teacher.run(i, n) for n in range(len(everything))]
-                continue
-            j, (own, own_layer) = next(new)
-            asks = None
-            if 0 < own_layer.qk_dim < layer.qk_dim and not site.family.norms and set(pieces) - {"outputs"}:
-                asks = _Queries(site, layer, change, own, own_layer, tokens)
-            after, given = [], []
-            for n in range(len(everything)):
-                out, attended = teacher.run_watched(site.out, i, n)
+        for stack in dict.fromkeys(stack for stack, _ in blocks):
+            teacher, learner = Stream(model, everything, stack), Stream(student, everything, stack)
+            seen.clear()
+            fitter = _Fitter(teacher, learner, len(batches), pieces, seen)
+            for path in (path for own, path in blocks if own == stack):
+                progress(done, len(blocks), "refitting")
+                fitter.fit_block([pairs[site.path] for site, _, _ in old if site.block_path == path])
+                done += 1
+    progress(done, len(blocks), "refitting")
+
+
+class _Fitter:
+    """Goes through the blocks of one stack, in the whole model and in the cut one."""
+
+    def __init__(
+        self, teacher: Stream, learner: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
+    ) -> None:
+        self.teacher, self.learner, self.pieces, self.seen = teacher, learner, pieces, seen
+        self.measured = measured  # batches that queries are fitted to: what is behind them are beginnings
+        self.i = self.j = 0
+        self.tokens = sum(len(x) * x.shape[1] for x in teacher.hidden[:measured])
+
+    def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
+        """Fit all attentions of the next block, one after the other, and run on behind it."""
+        numbers = range(len(self.teacher.hidden))
+        kept = [pair for pair in pairs if pair is not None]
+        before, after = list(self.teacher.hidden), []  # the stream in front of each attention of the whole model
+        for place, pair in enumerate(kept):
+            asks = self._queries(pair)
+            given, after = [], []
+            for n in numbers:
+                out, attended = self.teacher.run_watched(pair.site.out, self.i, n)
                 after.append(out)
                 given.append(attended)
-                if asks and n < len(batches):
-                    asks.add(seen[site.path], *learner.run_until(own.module, j, n), n)
-                seen.clear()
+                if asks and n < self.measured:
+                    asks.add(self.seen[pair.site.path], *self.learner.run_until(pair.own.module, self.j, n), n)
+                self.seen.clear()
             if asks:
-                asks.answer(only_temperature="queries" not in pieces)
-            if not own.removed and "outputs" in pieces and not site.stack.norm_behind:
-                _fit_outputs(teacher, learner, own, own_layer, j, given)
-            learner.hidden = [learner.run(j, n) for n in range(len(everything))]
-            teacher.hidden = after
-    progress(len(old), len(old), "refitting")
+                asks.answer(only_temperature="queries" not in self.pieces)
+            before = [stream + attended for stream, attended in zip(before, given, strict=True)]
+            if not pair.own.removed and "outputs" in self.pieces and not pair.site.stack.norm_behind:
+                earlier = [other.own.out for other in kept[:place] if not other.own.removed]
+                _fit_outputs(self.learner, pair.own, pair.own_layer, self.j, before, earlier)
+        if kept:
+            self.learner.hidden = [self.learner.run(self.j, n) for n in numbers]
+            self.j += 1
+        self.teacher.hidden = after or [self.teacher.run(self.i, n) for n in numbers]
+        self.i += 1
+
+    def _queries(self, pair: _Pair) -> _Queries | None:
+        cut = 0 < pair.own_layer.qk_dim < pair.layer.qk_dim
+        if not cut or pair.site.family.norms or not set(self.pieces) - {"outputs"}:
+            return None
+        return _Queries(pair.site, pair.layer, pair.change, pair.own, pair.own_layer, self.tokens)
 
 
 def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -122,7 +162,9 @@ class _Queries:
         weights, T = self.weights, x_BTD.shape[1]
         rows = torch.arange(number % self.stride % T, T, self.stride, device=x_BTD.device)
         cos, sin = _angles(weights, kwargs.get("position_embeddings"), x_BTD)
-        keys = _turn(_project(x_BTD, weights.w_k_GKD, weights.b_k_GK), cos, sin) * weights.scale
+        source = kwargs.get("key_value_states")  # of cross attention
+        keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
+        keys = _turn(keys, cos, sin) * weights.scale
         logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
         curve, pull = attention_pull(logits, keys)
         per_group = logits.shape[1] // keys.shape[1]
@@ -190,23 +232,25 @@ def _rows(angles_BHRP: Tensor, batch: int) -> Tensor:
 
 
 def _fit_outputs(
-    teacher: Stream, learner: Stream, new: Site, layer: LayerShape, block: int, given: list[Tensor]
+    learner: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
 ) -> None:
-    """Fit the output projection so that stream + attention is what it was in the whole model.
+    """Fit the output projection so that stream + attention is what it was in the whole model, ``wanted``.
 
-    Tokens count by the inverse of their energy: the norm ahead will divide by it, and a few huge ones (the first token
-    of most models) would decide everything.
+    ``earlier`` are the output projections of attentions in front of it in the same block. Tokens count by the inverse
+    of their energy: the norm ahead will divide by it, and a few huge ones (the first token of most models) would decide
+    everything.
     """
     weights, fit = read_attention(new, layer.rotary), OutputFit()
     w_o = weights.w_o_HVD.flatten(0, 1)
-    for n, attended in enumerate(given):
+    for n, before in enumerate(wanted):
         heads = learner.run_until(new.out, block, n)[0][0].flatten(0, 1)
-        before = (teacher.hidden[n] + attended).flatten(0, 1)
-        missing = before - learner.hidden[n].flatten(0, 1) - heads @ w_o
+        stream = learner.hidden[n] + sum(learner.run_through(module, block, n) for module in earlier)
+        missing = (before - stream).flatten(0, 1) - heads @ w_o
         if weights.b_o_D is not None:
             missing = missing - weights.b_o_D
             heads = torch.cat((heads, heads.new_ones(len(heads), 1)), dim=1)
-        fit.add(heads, missing, 1 / before.square().mean(-1).clamp(min=torch.finfo(before.dtype).tiny))
+        energy = before.flatten(0, 1).square().mean(-1)
+        fit.add(heads, missing, 1 / energy.clamp(min=torch.finfo(before.dtype).tiny))
     correction = fit.solve().to(w_o.dtype)
     bias = None if weights.b_o_D is None else weights.b_o_D + correction[-1]
     w_o = (w_o + correction[: len(w_o)]).view_as(weights.w_o_HVD)

@@ -63,6 +63,11 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
     return [site for stack in family.stacks for site in _stack_sites(model, family, stack)]
 
 
+def has_one_stack(model: PreTrainedModel) -> bool:
+    """Whether blocks follow one another in one list; those of an encoder-decoder do not."""
+    return len(family_of(base_type(model.config)).stacks) == 1
+
+
 def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[Site]:
     try:
         blocks = cast(nn.ModuleList, model.base_model.get_submodule(stack.blocks))

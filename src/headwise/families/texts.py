@@ -20,7 +20,7 @@ TEXTS = resources.files("headwise.families") / "text"
 DEFAULT_TEXT, EVALUATION_TEXT = TEXTS / "default.txt", TEXTS / "evaluation.txt"
 DIALOGUES, EVALUATION_DIALOGUES = TEXTS / "dialogues.jsonl", TEXTS / "dialogues-evaluation.jsonl"
 ROLES = ("system", "user", "assistant", "tool")
-SEQUENCES = 0.9  # of the lines of a file without a blank inside: such a file lists sequences, it is no prose
+SEQUENCES, LETTERS = 0.9, 20  # so many lines are one long word: a file of sequences (of proteins, say), no prose
 
 Kind = Literal["prose", "chat"]
 Dialogue = tuple[dict[str, str], ...]
@@ -117,7 +117,7 @@ def _read(name: str, form: TextFormat) -> Text:
 
 
 def _are_sequences(lines: tuple[str, ...]) -> bool:
-    return sum(len(line.split()) == 1 for line in lines) >= SEQUENCES * len(lines)
+    return sum(len(line) >= LETTERS and len(line.split()) == 1 for line in lines) >= SEQUENCES * len(lines)
 
 
 def _json_lines(content: str, name: str) -> Text:

@@ -162,7 +162,7 @@ def _empty(tokenizer: Any, rows: list[list[int]]) -> dict[str, float]:
     }
     if special["padding"] == special["unknown"]:
         counts.pop("padding", None)
-    runs = (sum(1 for _ in run) for row in rows for _, run in groupby(row))
+    runs = (sum(1 for _ in run) for row in rows for token, run in groupby(row) if token not in special.values())
     counts["repeated"] = sum(max(0, run - RUN) for run in runs)
     return {name: count / total for name, count in counts.items()}
 

@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-# lines: every line is an example of its own; document: one long text; auto: lines where each is a single word.
+# lines: every line is an example of its own; document: one long text; auto: lines if each is one long word (proteins).
 TextFormat = Literal["auto", "lines", "document"]

@@ -32,7 +32,7 @@ from headwise.records.text import TextFormat
 STEPS = 64  # the share is found to 1/64
 TOKENS, MOST_TOKENS = 4096, 65_536  # to measure on; to choose them from
 WINDOW = 1024
-STRETCH, SEEN = 16, 0.02  # tokens in a row that two texts share by chance less often than so
+STRETCH = 12  # tokens in a row that two texts hardly share by chance
 Progress = Callable[[int, int, str], None]
 
 
@@ -127,23 +127,28 @@ def _unseen(
         if not held_out:
             raise InputError("This profile held nothing out to measure on: give other text with --text.")
         return held_out
-    calibrated = _stretches(profiled_batches(tensors))
+    calibrated = {stretch for batch in profiled_batches(tensors) for stretch in _stretches(batch.inputs["input_ids"])}
     tokenizer = open_tokenizer(source)
     read = read_texts(texts, form, chat=has_chat(tokenizer))
     window = int(profile.settings.get("context", 0)) or profile.shape.max_tokens
     found = evaluation_windows(
         model, profile.shape, source, tokenizer, read, MOST_TOKENS, min(WINDOW, window), accept=accept
     )
-    unseen = [batch for batch in found.batches if len(_stretches([batch]) & calibrated) <= SEEN * batch.tokens]
+    unseen = [
+        Batch({"input_ids": row[None]}, len(row), (), batch.kind)
+        for batch in found.batches
+        for row in batch.inputs["input_ids"]
+        if not _stretches(row[None]) & calibrated
+    ]
     if not unseen:
         raise InputError(f"All of {found.name} was calibrated on: give text that the model was not measured on.")
     chosen = np.linspace(0, len(unseen) - 1, min(len(unseen), max(1, TOKENS // unseen[0].tokens))).round().astype(int)
     return [unseen[place] for place in chosen]
 
 
-def _stretches(batches: Sequence[Batch]) -> set[tuple[int, ...]]:
-    """All runs of a few tokens: two texts that share more than a few of them share a passage."""
-    rows = [row for batch in batches for row in batch.inputs["input_ids"].tolist()]
+def _stretches(ids_BT: Tensor) -> set[tuple[int, ...]]:
+    """All runs of a dozen tokens: two texts that share one share a passage."""
+    rows = ids_BT.tolist()
     return {tuple(row[start : start + STRETCH]) for row in rows for start in range(len(row) - STRETCH + 1)}
 
 

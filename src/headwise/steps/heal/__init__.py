@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from headwise.families.checkpointing import checkpointed
 from headwise.families.load import fingerprint, open_model
 from headwise.families.processors import open_tokenizer
-from headwise.families.refit import can_refit
 from headwise.families.save import save_student
 from headwise.families.scoring import predicts_next
 from headwise.families.shapes import shape_of
+from headwise.families.sites import has_one_stack
 from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
@@ -148,7 +148,7 @@ class _Healer:
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
         start = self._score(START, 0)
-        if self.how.stage != "global" and can_refit(self.teacher) and not self.work.load(GLOBAL)[0]:
+        if self.how.stage != "global" and has_one_stack(self.teacher) and not self.work.load(GLOBAL)[0]:
             self._layer_by_layer()
         if self.how.stage != "local":
             self._together()
@@ -232,7 +232,7 @@ def _check_pair(
 def _check_wanted(how: Healing, teacher: PreTrainedModel) -> None:
     if how.next_token and not predicts_next(teacher):
         raise InputError(f"{type(teacher).__name__} predicts no next token that it could learn from the text.")
-    if how.stage == "local" and not can_refit(teacher):
+    if how.stage == "local" and not has_one_stack(teacher):
         raise InputError(f"The layers of {type(teacher).__name__} cannot learn one by one: take --stage global.")
 
 
