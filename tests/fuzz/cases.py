@@ -33,19 +33,27 @@ COMMANDS = (
     Command(("cost", "vit", "--json"), ("vit/config.json",)),
     Command(("inspect", "llama", *MEASURE, "-o", "out"), ("llama", "text.txt"), output="out"),
     Command(("inspect", "bert", *MEASURE, "-o", "out"), ("bert", "text.txt"), output="out"),
-    Command(("inspect", "vit", "--inputs", "inputs.npz", *SEEN, "-o", "out"), ("vit", "inputs.npz"), output="out"),
+    Command(
+        ("inspect", "vit", "--inputs", "inputs.npz", *SEEN, "-o", "out"),
+        ("vit/config.json", "vit/model.safetensors", "inputs.npz"),
+        output="out",
+    ),
     Command(("inspect", "vit", "--inputs", "pictures", *SEEN, "-o", "out"), ("vit", "pictures"), output="out"),
     Command(("inspect", "llama", *MEASURE, "-o", "profile-llama"), ("llama", "text.txt"), ("profile-llama",)),
     Command(("inspect", "llama", *MEASURE, "-o", "begun"), ("llama", "text.txt"), ("begun",)),
-    Command(("plan", "profile-llama", "--keep-kv", "0.5", "-o", "out.json"), ("profile-llama",), output="out.json"),
+    Command(
+        ("plan", "profile-llama", "--keep-kv", "0.5", "-o", "out.json"),
+        ("profile-llama/profile.json",),
+        output="out.json",
+    ),
     Command(
         ("plan", "profile-bert", "--keep-attention-params", "0.6", "--multiple-of", "2", "-o", "out.json"),
-        ("profile-bert",),
+        ("profile-bert/profile.json",),
         output="out.json",
     ),
     Command(
         ("plan", "profile-llama", "--kv-bytes-per-token", "100", "--uniform", "--multiple-of", "2", "-o", "out.json"),
-        ("profile-llama",),
+        ("profile-llama/profile.json",),
         output="out.json",
     ),
     Command(
@@ -75,7 +83,7 @@ COMMANDS = (
     ),
     Command(
         ("evaluate", "vit", "--inputs", "inputs.npz", "--no-speed", "-o", "out.json"),
-        ("vit", "inputs.npz"),
+        ("vit/config.json", "vit/model.safetensors", "inputs.npz"),
         output="out.json",
     ),
     Command(
@@ -98,9 +106,9 @@ COMMANDS = (
         ("usual.json", "other.json", "text.txt"),
         ("compared",),
     ),
-    Command(("papers", "list", "-o", "papers"), ("papers",)),
-    Command(("papers", "report", "-o", "papers"), (), ("papers",)),
-    *(Command(("papers", "run", name, "-o", "papers"), (), ("papers",)) for name in PAPERS),
+    Command(("papers", "list", "-o", "papers"), tuple(f"papers/{name}.quick.json" for name in PAPERS)),
+    Command(("papers", "report", "-o", "papers"), (), tuple(f"papers/{name}.quick.json" for name in PAPERS)),
+    *(Command(("papers", "run", name, "-o", "papers"), (), (f"papers/{name}",)) for name in PAPERS),
     Command(("run", "llama", *RUN, "--heal-tokens", "128", "-o", "run"), ("llama", "text.txt"), ("run",)),
 )
 NEEDED = {"plan": ("llama",), "heal": ("llama", "reduced", "text.txt")}  # read too, but not damaged by every command

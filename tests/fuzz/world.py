@@ -18,8 +18,8 @@ from tests.tokens import save_tokenizer
 SENTENCES = "The quick brown fox jumps over the lazy dog, and the dog did not mind. " * 60
 DIMS = ((2, 2, 8, 8), (2, 1, 8, 4))
 MEASURE = ("--text", "text.txt", "--tokens", "64", "--lengths", "16,32")
-HEAL = ("--teacher", "llama", "--text", "text.txt", "--tokens", "512", "--context", "16", "--evaluations", "4")
-TRAIN = ("--tokens", "512", "--batch", "4", "--evaluations", "4", "--precision", "fp32", "--lr", "0.01")
+HEAL = ("--teacher", "llama", "--text", "text.txt", "--tokens", "128", "--context", "16", "--evaluations", "2")
+TRAIN = ("--tokens", "384", "--batch", "4", "--evaluations", "3", "--precision", "fp32", "--lr", "0.01")
 RUN = ("--text", "text.txt", "--eval-text", "text.txt", "--tokens", "64", "--eval-tokens", "256", "--no-speed")
 PAPERS = ("allocation/bound", "depth/parameters")
 
