@@ -34,7 +34,6 @@ from headwise.families.scoring import predicts_next, text_losses
 from headwise.families.shapes import shape_of
 from headwise.families.texts import own_texts, read_texts
 from headwise.records.budget import Budget
-from headwise.records.damage import expected
 from headwise.records.planning import plan_for
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect
@@ -45,16 +44,7 @@ MELS, FRAMES, WORDS, LONGEST = 16, 200, 12, 16
 SUM = [{"role": "user", "content": "What is 7 + 5?"}]
 
 
-def promised_agreement(profile, damage):
-    """1 - cosine grows with the predicted damage as the checks say."""
-    known = [check for check in profile.checks if check.agreement is not None]
-    if not known:
-        return None
-    ratios = [type(check)(check.predicted, 1 - check.agreement) for check in known]
-    return 1 - expected(ratios, damage)
-
-
-def row_of(name, source, budget, texts, *, context=512, inspect_texts=(), **options):
+def row_of(name, source, budget, texts, *, measured_at=512, inspect_texts=(), **options):
     """Promise and measurements of one calibration of one model; ``texts`` to measure on, by name."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -72,13 +62,13 @@ def row_of(name, source, budget, texts, *, context=512, inspect_texts=(), **opti
         "promised": plan.predicted["expected"],
         "refit": list(made.refit),
         "held_out_cut_and_refitted": [made.cut, made.refitted],
-        "promised_cosine": promised_agreement(profile, plan.predicted["damage"]),
+        "promised_cosine": plan.predicted["agreement"],
         "checks": [[check.predicted, check.measured, dict(check.parts)] for check in profile.checks],
         "measured": {},
     }
     for called, text in texts.items():
         windows = evaluation_windows(
-            model, shape_of(model), source, tokenizer, text, EVALUATED, min(context, profile.shape.max_tokens)
+            model, shape_of(model), source, tokenizer, text, EVALUATED, min(measured_at, profile.shape.max_tokens)
         )
         row["measured"][called] = measurement(model, made.model, source, windows.batches)
     if predicts_next(model) and tokenizer.chat_template:
@@ -228,9 +218,17 @@ def main():
             "SmolLM2, prose alone": lambda name: row_of(
                 name, smollm2, three_quarters, chat, inspect_texts=[str(only_prose)]
             ),
-            "SmolLM2, prose and chat, windows of 1,024": lambda name: row_of(
-                name, smollm2, three_quarters, {"WikiText test": others["WikiText test"]}, context=4096
-            ),
+            **{
+                f"SmolLM2, windows of {context:,}": lambda name, context=context: row_of(
+                    name,
+                    smollm2,
+                    three_quarters,
+                    {"WikiText test": others["WikiText test"]},
+                    measured_at=4096,
+                    context=context,
+                )
+                for context in (1024, 4096)
+            },
             "Whisper, tones": whisper_row,
         }
         found = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}

@@ -81,5 +81,12 @@ def expected(checks: Sequence[Check], predicted: float) -> float | None:
     return predicted * known[0][1]
 
 
+def expected_agreement(checks: Sequence[Check], predicted: float) -> float | None:
+    """The cosine of embeddings to expect: what is missing to 1 grows with the prediction as the checks say."""
+    known = [Check(check.predicted, 1 - check.agreement) for check in checks if check.agreement is not None]
+    missing = expected(known, predicted)
+    return None if missing is None else max(-1.0, 1 - missing)
+
+
 def _cut(units: Sequence[float], width: int) -> float:
     return sum(sorted(units)[: len(units) - width])

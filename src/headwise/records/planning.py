@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from headwise.records.allocation import choose, least
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
-from headwise.records.damage import expected, plan_damage
+from headwise.records.damage import expected, expected_agreement, plan_damage
 from headwise.records.errors import InputError
 from headwise.records.offers import keep, offers_of
 from headwise.records.plan import LayerPlan, Plan
@@ -74,6 +74,7 @@ def _predicted(profile: Profile, budget: Budget, layers: Sequence[LayerPlan]) ->
     return {
         "damage": damage,
         "expected": expected(profile.checks, damage),
+        "agreement": expected_agreement(profile.checks, damage),
         "text": profile.text.get("name", ""),
         "notes": _few_samples(profile, layers),
         "kept": budget.measure(after) / budget.measure(before),

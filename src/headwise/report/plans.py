@@ -68,7 +68,9 @@ def _sentences(plan: Plan, profile: Profile) -> list[str]:
         prediction += " (large cuts cost more than predicted, and nothing was held out to check it)."
     else:
         prediction += f"; such cuts, refitted, measured {expected / damage:.2g}x of it on text like "
-        prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}."
+        prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}"
+        agreement = plan.predicted.get("agreement")
+        prediction += "." if agreement is None else f", and embeddings with a cosine of about {agreement:.3f}."
     return [*_early_and_late(plan, profile), prediction, *plan.predicted.get("notes", ())]
 
 
