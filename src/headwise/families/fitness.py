@@ -1,9 +1,10 @@
-"""What must be right before a model is run: its weights are finite, and it takes the inputs it is given."""
+"""What must be right before a model is run: its config is no nonsense, its weights are finite, it takes its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from headwise.records.errors import InputError
 
+MOST_LAYERS, MOST = 2000, 2**40  # of any number in a config
 TOKENS = ("input_ids", "decoder_input_ids")
 MEASURED = ("pixel_values", "input_features")
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -18,6 +20,16 @@ COUNTED = {
     "token_type_ids": "type_vocab_size",
     "position_ids": "max_position_embeddings",
 }  # by what a config calls them
+
+
+def check_config(content: Mapping[str, Any], where: str) -> None:
+    """Raise where a config asks for more than any model has: building it would take for ever."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            check_config(value, where)
+        most = MOST_LAYERS if "layer" in name else MOST
+        if isinstance(value, int) and abs(value) > most:
+            raise InputError(f"{where} gives {name} as {value:,}; a model is opened with up to {most:,}.")
 
 
 def check_weights(model: PreTrainedModel, source: str) -> None:
