@@ -1,52 +1,59 @@
-"""Tensors in a file with a few facts about them: written whole or not at all."""
+"""Tensors in a file with a few facts about them: written whole or not at all, and sealed by a hash of all of it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, dtype
+from torch import Tensor
 
 from headwise.records.errors import InputError
 from headwise.records.files import replacing
+from headwise.records.reading import parse_json
 
-Kinds = Mapping[str, tuple[dtype, Sequence[int]]]  # names, types and shapes
+FACTS, SEAL = "facts", "sha256"
+Found = tuple[dict[str, str], dict[str, Tensor]]
+Kinds = Mapping[str, tuple[torch.dtype, Sequence[int]]]  # names, types and shapes
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
     """Write a safetensors file whole or not at all; ``facts`` hold an ``inputs_hash``: what it was made from."""
     with replacing(path) as temporary:
-        save_file(tensors, temporary, facts)
+        told = json.dumps({**facts, SEAL: _seal(facts, tensors)})
+        save_file(tensors, temporary, {FACTS: told})  # one entry: several come out in another order every time
 
 
-def read_tensors(path: Path, inputs_hash: str) -> tuple[dict[str, str], dict[str, Tensor]] | None:
-    """Facts and tensors; nothing where there is no file, or a damaged one, or one made from something else."""
+def open_tensors(path: Path, *, sealed: bool = False) -> Found:
+    """Facts and tensors of a file, or an `InputError` where it is damaged or was changed since it was written.
+
+    Files of earlier versions have no seal and are taken as they are, unless only a ``sealed`` one will do.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-            if facts.get("inputs_hash") != inputs_hash:
-                return None
-            return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (FileNotFoundError, SafetensorError):
-        return None
-
-
-def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Facts and tensors of a file, or an `InputError` where it is missing or damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = _facts(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from None
+        raise InputError(f"{path} is damaged: {error}.") from None
+    seal = facts.pop(SEAL, None)
+    if (sealed or seal is not None) and seal != _seal(facts, tensors):
+        raise InputError(f"{path} was changed since headwise wrote it.")
+    return facts, tensors
 
 
-def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
-    """Names, types and shapes of ``tensors``."""
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+def read_tensors(path: Path, inputs_hash: str) -> Found | None:
+    """Facts and tensors; nothing where there is no file, or a damaged or changed one, or one of something else."""
+    try:
+        found = open_tensors(path, sealed=True)
+    except InputError:
+        return None
+    return found if found[0].get("inputs_hash") == inputs_hash else None
 
 
 def check_tensors(tensors: Mapping[str, Tensor], wanted: Kinds, where: str) -> None:
@@ -65,3 +72,23 @@ def check_tensors(tensors: Mapping[str, Tensor], wanted: Kinds, where: str) -> N
             )
         if found.is_floating_point() and not found.isfinite().all():
             raise InputError(f"{where}: some numbers in {name} are NaN or infinite.")
+
+
+def _facts(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What a file says of its tensors; earlier versions wrote one entry for each fact."""
+    if FACTS not in metadata:
+        return dict(metadata)
+    try:
+        found = parse_json(metadata[FACTS].encode(), FACTS)
+    except InputError:
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seal(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of facts, and of names, types, shapes and bytes of tensors."""
+    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

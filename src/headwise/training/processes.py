@@ -65,7 +65,9 @@ def in_half(accelerator: Accelerator, precision: Precision, work: Work, faster: 
         file = work.folder / f"precision-{work.inputs_hash[:8]}"
         if not file.exists():
             write_text(file, "bf16" if faster() else "fp32")
-        answer = [file.read_text(encoding="utf-8")]
+        answer = [file.read_text(encoding="utf-8", errors="replace")]
+        if answer[0] not in ("bf16", "fp32"):
+            raise InputError(f"{file}: expected bf16 or fp32, found {answer[0][:20]!r}; remove it.")
     return broadcast_object_list(answer)[0] == "bf16"
 
 
