@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headwise.cli import app
 from headwise.families.arrays import read_arrays, read_pictures
 from headwise.families.calibration import file_calibration
-from headwise.families.fitness import check_inputs, check_tokens, check_weights
+from headwise.families.fitness import check_finite, check_inputs, check_tokens
 from headwise.families.load import open_model
 from headwise.families.processors import encode, open_tokenizer
 from headwise.records import InputError, Plan
@@ -62,13 +62,13 @@ def _shape():
 
 def test_weights_of_any_kind_are_looked_through():
     model = tiny("bert")
-    check_weights(model, "here")
+    check_finite(model, "here")
     model.to(torch.bfloat16)
-    check_weights(model, "here")
+    check_finite(model, "here")
     with torch.no_grad():
         model.bert.encoder.layer[1].output.dense.bias[3] = torch.inf
     with pytest.raises(InputError, match=r"weights bert\.encoder\.layer\.1\.output\.dense\.bias of here"):
-        check_weights(model, "here")
+        check_finite(model, "here")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tmp_path):

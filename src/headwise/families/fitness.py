@@ -22,17 +22,17 @@ COUNTED = {
 }  # by what a config calls them
 
 
-def check_config(content: Mapping[str, Any], where: str) -> None:
+def check_counts(content: Mapping[str, Any], where: str) -> None:
     """Raise where a config asks for more than any model has: building it would take for ever."""
     for name, value in content.items():
         if isinstance(value, Mapping):
-            check_config(value, where)
+            check_counts(value, where)
         most = MOST_LAYERS if "layer" in name else MOST
         if isinstance(value, int) and abs(value) > most:
             raise InputError(f"{where} gives {name} as {value:,}; a model is opened with up to {most:,}.")
 
 
-def check_weights(model: PreTrainedModel, source: str) -> None:
+def check_finite(model: PreTrainedModel, source: str) -> None:
     """Raise where a weight is NaN or infinite: everything measured on it would be."""
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.numel() and not _finite(weight.detach()):

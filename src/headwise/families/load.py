@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
-from headwise.families.fitness import check_config, check_weights
+from headwise.families.fitness import check_counts, check_finite
 from headwise.families.known import family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
@@ -36,7 +36,7 @@ def open_config(source: str) -> PreTrainedConfig:
         content = read_json(path)
         if not isinstance(content.get("model_type"), str):
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
-        check_config(content, str(path))
+        check_counts(content, str(path))
         if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
             family_of(content["model_type"])
     elif path.suffix in FILES or source.startswith((".", "/", "~")) or source.count("/") > 1:
@@ -102,7 +102,7 @@ def open_model(source: str) -> PreTrainedModel:
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
-    check_weights(model, source)
+    check_finite(model, source)
     return model.eval()
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.family import Family, Stack
 from headwise.families.known import family_of
-from headwise.families.modeling_headwise import NoAttention, ReducedAttention
+from headwise.families.modeling_headwise import HeadwiseConfig, NoAttention, ReducedAttention
 from headwise.records.errors import InputError
 from headwise.records.shape import Cache
 
@@ -53,8 +53,7 @@ class Site:
 
 def base_type(config: PreTrainedConfig) -> str:
     """The stock ``model_type`` of a config, also of a reduced model."""
-    reduced = getattr(config, "headwise", None)
-    return reduced["base"] if reduced else config.model_type
+    return config.headwise["base"] if config.model_type == HeadwiseConfig.model_type else config.model_type
 
 
 def sites_of(model: PreTrainedModel) -> list[Site]:
