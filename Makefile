@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench slow papers clean
+.PHONY: demo test check bench slow fuzz papers clean
 
 demo: $(VENV)/.demo  ## the main job on a real model
 	$(BIN)/headwise demo
@@ -14,6 +14,9 @@ test: $(VENV)/.dev  ## the default tests, about a quarter of an hour on 2 cores
 
 slow: $(VENV)/.dev  ## what takes longer
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(VENV)/.dev  ## damaged files: make fuzz N=1000 SEED=0
+	$(BIN)/python -m tests.fuzz --n $(or $(N),1000) --seed $(or $(SEED),0)
 
 papers: $(VENV)/.dev  ## the claims of the four papers, quick, and a page of them
 	$(BIN)/headwise papers run all -o headwise-papers

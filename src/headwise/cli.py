@@ -17,7 +17,7 @@ import typer
 
 from headwise import __version__
 from headwise.records.errors import Failed, InputError
-from headwise.records.files import check_file
+from headwise.records.files import check_file, check_writable
 from headwise.records.healing import Stage, Train
 from headwise.records.text import TextFormat
 from headwise.records.training import Precision
@@ -641,6 +641,7 @@ def run_papers(
     from headwise.papers.catalogue import find
 
     chosen = find(what)
+    check_writable(output / what)
     with _importing():
         from headwise.papers.grid import run_grids
         from headwise.report.papers import print_findings
@@ -661,6 +662,7 @@ def report_papers(output: PaperResults = PAPER_RESULTS) -> None:
     from headwise.report.page.papers import write_papers_page
     from headwise.report.papers import markdown
 
+    check_writable(output / "papers.md")
     rows, titles = (
         _claims(output),
         {paper.key: f"{paper.key}: {paper.title} ({paper.source})" for paper in PAPERS.values()},

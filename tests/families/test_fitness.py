@@ -213,3 +213,14 @@ def test_weights_that_overflow_on_the_way_are_refused(tmp_path):
     given = ["--text", str(tmp_path / "text.txt"), "--tokens", "64", "-o", str(tmp_path / "out")]
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
     assert isinstance(result.exception, InputError), result.exception
+
+
+def test_settings_that_cannot_be_saved_again_are_told_before_any_work(tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"pad_token_id": -5}')
+    Plan.full(_shape()).save(tmp_path / "plan.json")
+    given = [str(tmp_path / "model"), "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["compress", *given])
+    assert isinstance(result.exception, InputError), result.exception
+    assert "mend its generation_config.json" in str(result.exception)

@@ -57,8 +57,8 @@ COMMANDS = (
         output="out.json",
     ),
     Command(
-        ("plan", "profile-llama", "--max-damage", "0.5", "--text", "text.txt", "--multiple-of", "2", "-o", "out.json"),
-        ("profile-llama", "text.txt"),
+        ("plan", "profile-llama", "--max-damage", "0.5", "--text", "other.txt", "--multiple-of", "2", "-o", "out.json"),
+        ("profile-llama", "other.txt"),
         output="out.json",
     ),
     Command(
@@ -82,7 +82,7 @@ COMMANDS = (
         output="out.json",
     ),
     Command(
-        ("evaluate", "vit", "--inputs", "inputs.npz", "--no-speed", "-o", "out.json"),
+        ("evaluate", "vit", "--inputs", "inputs.npz", "--tokens", "100", "--no-speed", "-o", "out.json"),
         ("vit/config.json", "vit/model.safetensors", "inputs.npz"),
         output="out.json",
     ),
@@ -128,23 +128,30 @@ def run_case(world: Path, seed: int, number: int, folder: Path) -> Verdict:
     """Copy what a command reads to ``folder``, damage one file, run the command and judge how it ends."""
     rng = Random(f"{seed} {number}")
     command = rng.choice(COMMANDS)
-    tops = {part.split("/")[0] for part in (*command.inputs, *command.work, *NEEDED.get(command.arguments[0], ()))}
-    for name in sorted(tops):
-        _copy(world / name, folder / name)
+    prepare(world, command, folder)
     files = [file for part in (*command.inputs, *command.work) for file in _files(folder / part)]
     target = rng.choice([file for file in files if file.suffix not in (".html", ".md", ".py")])
     said = f"headwise {' '.join(command.arguments)}, {target.relative_to(folder)} {damage(target, rng, world)}"
     kept = {folder / part.split("/")[0] for part in command.inputs}
     before = {path: _state(path) for path in kept}
     ended = run_command(command.arguments, folder, then=lambda: _check_output(folder, command))
-    wrong = _judge(ended)
+    wrong = judge(ended)
     changed = [path.name for path in kept if _state(path) != before[path]]
     if not wrong and changed:
         wrong = f"changed its input {changed[0]}"
     return Verdict(number, said, ended, wrong)
 
 
-def _judge(ended: Ended) -> str:
+def prepare(world: Path, command: Command, folder: Path) -> None:
+    """Copy what ``command`` reads from ``world`` to ``folder``."""
+    for name in sorted(
+        {part.split("/")[0] for part in (*command.inputs, *command.work, *NEEDED.get(command.arguments[0], ()))}
+    ):
+        _copy(world / name, folder / name)
+
+
+def judge(ended: Ended) -> str:
+    """What is wrong with how a command ended; nothing: ""."""
     if ended.code is None:
         return "did not end"
     if "Traceback" in ended.stderr or "Traceback" in ended.stdout:

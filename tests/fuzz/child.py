@@ -120,6 +120,8 @@ def _be_the_command(
         except BaseException:
             traceback.print_exc()
             code = LEFT_OVER
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)

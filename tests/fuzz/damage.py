@@ -8,6 +8,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -134,7 +135,7 @@ def change_json(content: Any, rng: Random) -> str:
         return f"with another length of {key!r}"
     if way == 3:
         _, other = rng.choice(places)
-        inside[key] = rng.choice([holder[name] for holder, name in places if name == other])
+        inside[key] = deepcopy(rng.choice([holder[name] for holder, name in places if name == other]))
         return f"with something else in {key!r}"
     if way == 4:
         deep: Any = old

@@ -16,6 +16,7 @@ from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
 SENTENCES = "The quick brown fox jumps over the lazy dog, and the dog did not mind. " * 60
+OTHERS = "Pack my box with five dozen jugs of wine; how vexingly quick a daft zebra can jump. " * 20
 DIMS = ((2, 2, 8, 8), (2, 1, 8, 4))
 MEASURE = ("--text", "text.txt", "--tokens", "64", "--lengths", "16,32")
 HEAL = ("--teacher", "llama", "--text", "text.txt", "--tokens", "128", "--context", "16", "--evaluations", "2")
@@ -85,6 +86,7 @@ def _data(folder: Path) -> None:
 
     draws = np.random.default_rng(0)
     (folder / "text.txt").write_text(SENTENCES)
+    (folder / "other.txt").write_text(OTHERS)
     (folder / "labels.tsv").write_text("0\tthe quick fox\n1\tthe lazy dog\n" * 3)
     pixels = draws.standard_normal((12, 3, 12, 12)).astype(np.float32)
     np.savez(folder / "inputs.npz", pixel_values=pixels)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from headwise.records.errors import InputError
 
 MOST_LAYERS, MOST = 2000, 2**40  # of any number in a config
+LONGEST = 200  # characters of what a library says
 TOKENS = ("input_ids", "decoder_input_ids")
 MEASURED = ("pixel_values", "input_features")
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -37,6 +38,15 @@ def check_finite(model: PreTrainedModel, source: str) -> None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.numel() and not _finite(weight.detach()):
             raise InputError(f"The weights {name} of {source} are not all finite numbers.")
+
+
+def check_settings(model: PreTrainedModel, source: str) -> None:
+    """Raise where ``model`` has settings for generating that transformers opens but does not save again."""
+    try:
+        cast(Any, getattr(model, "generation_config", None) or GenerationConfig()).validate(strict=True)
+    except ValueError as error:
+        said = " ".join(str(error).split())[:LONGEST]
+        raise InputError(f"{source} cannot be saved again, mend its generation_config.json: {said}") from None
 
 
 def check_tokens(model: PreTrainedModel, ids: Tensor, where: str) -> None:

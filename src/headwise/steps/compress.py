@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
+from headwise.families.fitness import check_settings
 from headwise.families.load import open_model, open_shape
 from headwise.families.profile_tensors import check_profile_inputs, read_profile_tensors
 from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
@@ -53,6 +54,7 @@ def compress(
         raise InputError("Fitting needs the text of a profile; name its folder with --profile, or use --refit none.")
     tensors = {} if folder is None else _tensors(folder, shape)
     model = open_model(source)
+    check_settings(model, source)
     check_profile_inputs(model, tensors)
     made = reduce_model(model, plan, tensors, method, form, refit, progress)
     facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}

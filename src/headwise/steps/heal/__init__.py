@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.families.checkpointing import checkpointed
+from headwise.families.fitness import check_settings
 from headwise.families.load import fingerprint, open_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
@@ -67,6 +68,7 @@ def heal(
         raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
     plan = Plan.load(plan_file)
     student, teacher = open_model(source), open_model(teacher_source)
+    check_settings(student, source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan)
     _check_wanted(how, teacher)
     folder = output.with_name(f"{output.name}.healing")
