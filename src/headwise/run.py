@@ -16,6 +16,7 @@ from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.files import check_free, read_json, write_record
 from headwise.records.healing import Healing, read_curve
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
@@ -30,6 +31,7 @@ DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", 
 Progress = Callable[[int, int, str], None]
 
 
+@locking("folder")
 def run(
     source: str,
     folder: Path,

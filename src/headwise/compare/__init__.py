@@ -13,6 +13,7 @@ from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.report.page.compare import write_compare_page
@@ -25,6 +26,7 @@ HELD_OUT = 65_536  # tokens: differences between shapes are small
 PARTS = 1000  # of a task, as the progress bar counts
 
 
+@locking("folder")
 def compare(
     plan_files: Sequence[Path],
     data: Sequence[Path],

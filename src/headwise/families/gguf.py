@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from headwise.records.errors import InputError
 from headwise.records.files import new_folder
+from headwise.records.locks import locking
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -32,6 +33,7 @@ NAMES = {
 }
 
 
+@locking("folder", "demo")
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write the Llama model in ``file`` to ``folder``: config, float32 safetensors, tokenizer. Whole or not at all."""
     reader = _reader(file)

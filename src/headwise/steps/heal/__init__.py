@@ -24,6 +24,7 @@ from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
 from headwise.records.healing import CURVE, Healing
+from headwise.records.locks import locking
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
@@ -40,6 +41,7 @@ START, MEMORY = "start", "teacher"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def heal(
     source: str,
     teacher_source: str,

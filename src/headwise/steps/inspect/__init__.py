@@ -23,6 +23,7 @@ from headwise.families.texts import read_texts
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
+from headwise.records.locks import locking
 from headwise.records.profile import Profile
 from headwise.records.shape import ModelShape
 from headwise.report.page import write_page
@@ -37,6 +38,7 @@ PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def inspect(
     source: str,
     output: Path,

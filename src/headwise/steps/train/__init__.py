@@ -12,6 +12,7 @@ from headwise.families.fresh import fresh_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.records.files import check_free
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.train.examples import Progress
@@ -22,6 +23,7 @@ from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work
 
 
+@locking("output")
 def train(
     plan_file: Path,
     data: Sequence[Path],
