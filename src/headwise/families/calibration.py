@@ -66,10 +66,12 @@ def text_calibration(
     name: str,
     tokens: int,
     lengths: tuple[int, ...] | None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Calibration:
     """``tokens`` of ``text`` in windows of the longest length, spread evenly over it."""
     _check_reads_text(model, source)
-    ids, before, after = _tokenize(source, _thinned(text, tokens))
+    ids, before, after = _tokenize(source, _thinned(text, tokens), trust_remote_code)
     if not ids:
         raise InputError(f"{name} holds no text.")
     around = len(before) + len(after)
@@ -94,10 +96,18 @@ def text_calibration(
 
 
 def other_windows(
-    model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, calibration_tokens: int, tokens: int
+    model: PreTrainedModel,
+    shape: ModelShape,
+    source: str,
+    text: str,
+    name: str,
+    calibration_tokens: int,
+    tokens: int,
+    *,
+    trust_remote_code: bool = False,
 ) -> Calibration:
     """``tokens`` of ``text`` from between the windows that `text_calibration` takes for ``calibration_tokens``."""
-    ids, _, _ = _tokenize(source, _thinned(text, calibration_tokens))
+    ids, _, _ = _tokenize(source, _thinned(text, calibration_tokens), trust_remote_code)
     length = min(max(DEFAULT_LENGTHS), shape.max_tokens, len(ids))
     taken = np.linspace(0, len(ids) - length, max(2, calibration_tokens // length))
     between = ((taken[:-1] + taken[1:]) / 2).round().astype(int)
@@ -107,14 +117,22 @@ def other_windows(
 
 
 def window_calibration(
-    model: PreTrainedModel, shape: ModelShape, source: str, text: str, name: str, tokens: int, context: int
+    model: PreTrainedModel,
+    shape: ModelShape,
+    source: str,
+    text: str,
+    name: str,
+    tokens: int,
+    context: int,
+    *,
+    trust_remote_code: bool = False,
 ) -> Calibration:
     """The first ``tokens`` of ``text`` in windows of ``context``, one after the other.
 
     Encoders get the special tokens of their tokenizer around every window, decoders only where the text begins.
     """
     _check_reads_text(model, source)
-    ids, before, after = _tokenize(source, text[: CHARACTERS * tokens])
+    ids, before, after = _tokenize(source, text[: CHARACTERS * tokens], trust_remote_code)
     causal = all(layer.cache == "tokens" for layer in shape.layers)
     if causal:
         ids, before, after = before + ids, [], []
@@ -134,9 +152,11 @@ def window_calibration(
     return Calibration(batches, name, notes)
 
 
-def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
+def file_calibration(
+    model: PreTrainedModel, source: str, path: Path, tokens: int, *, trust_remote_code: bool = False
+) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs."""
-    arrays = _pictures(source, path, tokens) if path.is_dir() else read_arrays(path)
+    arrays = _pictures(source, path, tokens, trust_remote_code) if path.is_dir() else read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
@@ -212,9 +232,9 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
+def _tokenize(source: str, text: str, trusted: bool) -> tuple[list[int], list[int], list[int]]:
     """Tokens of ``text``, and the special tokens the model wants before and after a sequence."""
-    tokenizer = open_tokenizer(source)
+    tokenizer = open_tokenizer(source, trust_remote_code=trusted)
     plain = tokenizer("word", add_special_tokens=False)["input_ids"]
     full = tokenizer("word")["input_ids"]
     start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)
@@ -223,7 +243,7 @@ def _tokenize(source: str, text: str) -> tuple[list[int], list[int], list[int]]:
     return (ids, [], []) if start is None else (ids, full[:start], full[start + len(plain) :])
 
 
-def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
+def _pictures(source: str, folder: Path, most: int, trusted: bool) -> dict[str, Tensor]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
     if not files:
         raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
@@ -231,7 +251,7 @@ def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
         from PIL import Image  # noqa: PLC0415 - only pictures need it
     except ImportError:
         raise InputError("Reading pictures needs pillow: pip install pillow.") from None
-    processor = open_image_processor(source)
+    processor = open_image_processor(source, trust_remote_code=trusted)
     tensors = []
     for path in files:
         try:

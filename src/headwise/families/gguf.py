@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from headwise.families.processors import open_tokenizer
 from headwise.records.errors import InputError
 from headwise.records.files import new_folder
 from headwise.records.locks import locking
@@ -39,8 +40,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     reader = _reader(file)
     with new_folder(folder) as temporary:
         _model(reader).save_pretrained(temporary)
-        tokenizer = cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
-        tokenizer.save_pretrained(temporary)
+        open_tokenizer(str(file.parent), gguf_file=file.name).save_pretrained(temporary)
 
 
 def _reader(file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Where the weights of a model lie: safetensors files of its own folder and nothing else, checked before they are read."""
+"""Where the weights of a model lie: safetensors files of its own folder, checked before they are read."""
 
 from __future__ import annotations
 

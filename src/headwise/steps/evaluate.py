@@ -59,6 +59,7 @@ def evaluate(
     speed_at: tuple[int, ...] | None = None,
     speed: bool = True,
     output: Path | None = None,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Scores:
     """Measure the models at ``sources`` side by side, and write the scores to ``output`` if it is given.
@@ -84,9 +85,9 @@ def evaluate(
     for source in sources:
         model = open_model(source)
         shown = _facts(source, model)
-        opened = _ready(source, model, held, text, inputs, tokens, context)
+        opened = _ready(source, model, held, text, inputs, tokens, context, trust_remote_code)
         if labels is not None:
-            shown = replace(shown, accuracy=accuracy(model, source, labels))
+            shown = replace(shown, accuracy=accuracy(model, source, labels, trust_remote_code=trust_remote_code))
         found, said = _quality(opened, held, progress)
         models.append(replace(shown, **found))
         notes += [note for note in said if note not in notes]
@@ -171,6 +172,7 @@ def _ready(
     inputs: Path | None,
     tokens: int,
     context: int,
+    trusted: bool,
 ) -> Opened:
     """The model on the machine it runs on, with what it is measured on."""
     if torch.cuda.is_available():
@@ -182,9 +184,10 @@ def _ready(
     if held and held[0].kind != opened.kind:
         raise InputError(f"{source} is not of the same kind as {held[0].source}: {_kinds(opened, held[0])}.")
     if inputs is not None:
-        calibration = held[0].calibration if held else file_calibration(model, source, inputs, tokens)
+        calibration = held[0].calibration if held else None
+        calibration = calibration or file_calibration(model, source, inputs, tokens, trust_remote_code=trusted)
     elif text is not None and not model.config.is_encoder_decoder:
-        calibration = window_calibration(model, shape, source, *text, tokens, context)
+        calibration = window_calibration(model, shape, source, *text, tokens, context, trust_remote_code=trusted)
     else:
         calibration = None
     return replace(opened, calibration=calibration)

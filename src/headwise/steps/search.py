@@ -39,6 +39,7 @@ def plan_within(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
@@ -55,7 +56,7 @@ def plan_within(
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
     model.float()
     if predicts_next(model):
-        damage = _damage_on_text(model, profile, source, texts)
+        damage = _damage_on_text(model, profile, source, texts, trust_remote_code)
     else:
         damage = partial(_divergence, model, profiled_inputs(tensors))
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
@@ -97,10 +98,11 @@ def read_bound(text: str) -> float:
 
 
 def _damage_on_text(
-    model: PreTrainedModel, profile: Profile, source: str, texts: Sequence[str]
+    model: PreTrainedModel, profile: Profile, source: str, texts: Sequence[str], trusted: bool
 ) -> Callable[[PreTrainedModel], float]:
     text, name = read_texts(texts)
-    held_out = other_windows(model, profile.shape, source, text, name, int(profile.settings["tokens"]), TOKENS)
+    taken = int(profile.settings["tokens"])
+    held_out = other_windows(model, profile.shape, source, text, name, taken, TOKENS, trust_remote_code=trusted)
     before = _loss(model, source, held_out)
     return lambda student: _loss(student, source, held_out) - before
 

@@ -44,16 +44,27 @@ class Windows:
         return shuffled(self.count, first, number, seed)
 
 
-def read_windows(model: PreTrainedModel, source: str, texts: list[str], inputs: Path | None, how: Healing) -> Windows:
+def read_windows(
+    model: PreTrainedModel,
+    source: str,
+    texts: list[str],
+    inputs: Path | None,
+    how: Healing,
+    *,
+    trust_remote_code: bool = False,
+) -> Windows:
     """The text (or arrays, or pictures) that ``model`` is healed on; the last windows are held out."""
     wanted = how.tokens + how.held_out
     if inputs is not None:
-        found = file_calibration(model, source, inputs, wanted)
+        found = file_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
     else:
         text, name = read_texts(texts)
         shape = shape_of(model)
         context = min(how.context, shape.max_tokens or how.context)
-        found = window_calibration(model, shape, source, text, name, max(wanted, 2 * context), context)
+        wanted = max(wanted, 2 * context)
+        found = window_calibration(
+            model, shape, source, text, name, wanted, context, trust_remote_code=trust_remote_code
+        )
     rows = _joined(found)
     total = len(next(iter(rows.values())))
     if total < 2:  # noqa: PLR2004 - one to learn from, one to measure on

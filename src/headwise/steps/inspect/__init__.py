@@ -49,6 +49,7 @@ def inspect(
     lengths: tuple[int, ...] | None = None,
     seed: int = 0,
     maps: bool = True,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
@@ -57,7 +58,8 @@ def inspect(
 
     ``texts`` are files ("-": standard input; none: the text that comes with headwise), ``inputs`` a folder of
     pictures or a .npz file for models that do not read text. A result that is there already for the same inputs is
-    returned as it is; an unfinished one is continued.
+    returned as it is; an unfinished one is continued. ``trust_remote_code`` lets a tokenizer or image processor run
+    code of its own.
     """
     texts = list(texts)
     if tokens < 1:
@@ -69,7 +71,7 @@ def inspect(
     if not torch.cuda.is_available():
         model.float()  # half precision is slow on a CPU
     shape = shape_of(model)
-    calibration = _calibration(model, shape, source, texts, inputs, tokens, lengths)
+    calibration = _calibration(model, shape, source, texts, inputs, tokens, lengths, trust_remote_code)
     settings = {
         "tokens": tokens,
         "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
@@ -155,10 +157,11 @@ def _calibration(
     inputs: Path | None,
     tokens: int,
     lengths: tuple[int, ...] | None,
+    trusted: bool,
 ) -> Calibration:
     if inputs is not None:
-        return file_calibration(model, source, inputs, tokens)
-    return text_calibration(model, shape, source, *read_texts(texts), tokens, lengths)
+        return file_calibration(model, source, inputs, tokens, trust_remote_code=trusted)
+    return text_calibration(model, shape, source, *read_texts(texts), tokens, lengths, trust_remote_code=trusted)
 
 
 def _check_output(output: Path, source: str) -> None:
