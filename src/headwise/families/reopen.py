@@ -42,7 +42,8 @@ def check_code(folder: Path, config: dict[str, Any], own: bool) -> None:
     code, allowed = sorted(folder.rglob("*.py")), [folder / OWN_CODE.name] if own else []
     if code != allowed or any(path.read_bytes() != OWN_CODE.read_bytes() for path in code):
         raise ValueError(f"{folder} holds code that is not headwise's: {[path.name for path in code]}")
-    if any(reference.split(".")[0] != OWN_CODE.stem or not own for reference in config.get("auto_map", {}).values()):
+    named = config.get("auto_map", {}).values()
+    if any(not own or str(reference).split(".")[0] != OWN_CODE.stem for reference in named):
         raise ValueError(f"{folder} names code that is not headwise's: {config['auto_map']}")
 
 

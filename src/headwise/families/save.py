@@ -143,7 +143,8 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
     shape = shape_of(student)
     opener, trust, note = type(student).__name__, "", "It is a stock architecture: no custom code."
     if isinstance(student, modeling_headwise.ReducedModel):
-        opener, trust = reopen.openers(student.config.to_dict(), opener)[0], ", trust_remote_code=True"
+        own = {"auto_map": auto_map(base_type(student.config), stock_class_of(student))}
+        opener, trust = reopen.openers(own, opener)[0], ", trust_remote_code=True"
         note = (
             "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
             "`trust_remote_code` is needed."
