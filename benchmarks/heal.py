@@ -23,9 +23,9 @@ import torch
 import transformers
 from accelerate import Accelerator
 from compress import loss
-from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.trainable import make_trainable
 from headwise.records.budget import Budget
@@ -55,7 +55,7 @@ VARIANTS = {
 
 def cut_up(source, file, context, skip):
     """The first tokens of a text after ``skip``, in windows."""
-    ids = AutoTokenizer.from_pretrained(source)(file.read_text(encoding="utf-8"))["input_ids"]
+    ids = open_tokenizer(source)(file.read_text(encoding="utf-8"))["input_ids"]
     ids = ids[skip : skip + EVALUATION_TOKENS]
     return torch.tensor(ids[: len(ids) // context * context]).view(-1, context)
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -68,6 +68,10 @@ KeepParameters = Annotated[
 KvBytes = Annotated[int | None, typer.Option(help="Bytes one token may take in the KV cache.")]
 Fit = Annotated[
     str | None, typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let a tokenizer or image processor run code that comes with it."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Data = Annotated[
@@ -143,6 +147,7 @@ def inspect(
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the labels the model draws for itself.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what every head of a model really uses, and write a profile and a page that shows it.
@@ -168,10 +173,10 @@ def inspect(
             text_format=text_format,
             accept_text=accept_text,
             seed=seed,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    for note in profile.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _say(profile.notes)
     if as_json:
         typer.echo((folder / PROFILE).read_text(encoding="utf-8").rstrip())
     else:
@@ -218,6 +223,7 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Tokens in the cache, for models with sliding windows.")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8: what bytes are counted in.")] = "bf16",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose heads and widths for every layer that answer one budget where it is felt least.
@@ -233,7 +239,7 @@ def plan(
         budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit, context, dtype, max_damage)
     protected = frozenset() if protect is None else read_layers(protect)
     file = None if dry_run else output
-    folder = _profile_of(source, text, text_format, accept_text)
+    folder = _profile_of(source, text, text_format, accept_text, trust_remote_code)
     if budget is not None:
         made, measured = make_plan(folder, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
     else:
@@ -253,6 +259,7 @@ def plan(
                 uniform=uniform,
                 context=context,
                 dtype=dtype,
+                trust_remote_code=trust_remote_code,
                 progress=progress,
             )
     if as_json:
@@ -299,6 +306,7 @@ def compress(
     with _progress() as progress:
         pieces = None if refit is None else read_pieces(refit)
         found = run(model, plan, output, form, command, method, profile, pieces, progress)
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -329,6 +337,7 @@ def evaluate(
     ] = None,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Scores to write, as JSON.")] = None,
+    trust_remote_code: Trust = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -350,10 +359,10 @@ def evaluate(
             speed_at=None if speed_at is None else _numbers(speed_at),
             speed=speed,
             output=output,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    for note in scores.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _say(scores.notes)
     if as_json:
         typer.echo(scores.json())
     elif as_markdown:
@@ -413,6 +422,7 @@ def heal(
     ] = False,
     log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the order of windows.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a reduced model back: it learns from the one it was cut from. A rerun continues an interrupted one.
@@ -453,10 +463,12 @@ def heal(
             how=how,
             track=log_with,
             command=command,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
     if not found:
         return
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -484,6 +496,7 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped."""
@@ -494,7 +507,8 @@ def run(
     budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
     folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
     options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
-    _run(model, folder, budget, as_json, speed=speed, heal_tokens=_count(heal_tokens), **options)
+    options |= {"speed": speed, "heal_tokens": _count(heal_tokens), "trust_remote_code": trust_remote_code}
+    _run(model, folder, budget, as_json, **options)
 
 
 @app.command()
@@ -565,6 +579,7 @@ def train(
     precision: InNumbers = "auto",
     log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the first weights and the order of windows.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model of a plan's shape from scratch. A rerun continues an interrupted one.
@@ -588,10 +603,19 @@ def train(
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         found = run(
-            plan, data, output, tokenizer=tokenizer, how=how, track=log_with, command=command, progress=progress
+            plan,
+            data,
+            output,
+            tokenizer=tokenizer,
+            how=how,
+            track=log_with,
+            command=command,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
         )
     if not found:
         return
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -694,6 +718,7 @@ def compare(
     evaluations: Evaluations = 10,
     precision: InNumbers = "auto",
     on: Annotated[Where, typer.Option(help="ray: trainings are tasks of Ray, on this machine or a cluster.")] = "local",
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several shapes on the same data, and compare them at equal parameters, tokens and wall-clock.
@@ -717,7 +742,17 @@ def compare(
         precision=precision,
     )
     with _progress() as progress:
-        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on, progress=progress)
+        found = run(
+            plans,
+            data,
+            output,
+            seeds=seeds,
+            tokenizer=tokenizer,
+            how=how,
+            on=on,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
     if as_json:
         typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
     else:
@@ -759,8 +794,7 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         profile, plan, scores = run(model, folder, budget, command=command, progress=progress, **options)
-    for note in (*profile.notes, *scores.notes):
-        typer.echo(f"headwise: {note}", err=True)
+    _say((*profile.notes, *scores.notes))
     if as_json:
         typer.echo(scores.json())
         return
@@ -777,7 +811,7 @@ def _is_model(source: str) -> bool:
     return path.name != "profile.json" and not (path / "profile.json").is_file()
 
 
-def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, accept_text: bool) -> Path:
+def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, accept_text: bool, trusted: bool) -> Path:
     """The folder of a profile: ``source`` itself, or where the model ``source`` is measured for planning."""
     path = Path(source).expanduser()
     if not _is_model(source):
@@ -795,9 +829,15 @@ def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, ac
             text_format=text_format,
             accept_text=accept_text,
             maps=False,
+            trust_remote_code=trusted,
             progress=progress,
         )
     return folder
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        typer.echo(f"headwise: {note}", err=True)
 
 
 def _count(text: str) -> int:

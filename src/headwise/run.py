@@ -16,6 +16,7 @@ from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.files import check_free, read_json, write_record
 from headwise.records.healing import Healing, read_curve
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
@@ -30,6 +31,7 @@ DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", 
 Progress = Callable[[int, int, str], None]
 
 
+@locking("folder")
 def run(
     source: str,
     folder: Path,
@@ -45,15 +47,17 @@ def run(
     multiple: int = 8,
     seed: int = 0,
     command: str = "",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Profile, Plan, Scores]:
     """Profile, plan, model, scores and page in ``folder``, from the model at ``source`` and a ``budget``.
 
     ``texts`` are measured on and healed on, ``eval_texts`` evaluated on (none: the text that comes with headwise).
     With ``heal_tokens`` the model is healed on so many, and the healed one is evaluated beside it.
+    ``trust_remote_code`` lets its tokenizer run code of its own.
     """
-    done = _Done(folder / DONE)
-    profile = inspect(source, folder, texts=texts, tokens=tokens, lengths=lengths, seed=seed, progress=progress)
+    done, common = _Done(folder / DONE), {"trust_remote_code": trust_remote_code, "progress": progress}
+    profile = inspect(source, folder, texts=texts, tokens=tokens, lengths=lengths, seed=seed, **common)
     asked = _hash(profile.inputs_hash, asdict(budget), multiple)
     if not done.holds(PLAN, asked, folder / PLAN):
         progress(0, 1, "planning")
@@ -78,14 +82,12 @@ def run(
             done.note(HEALED, mended)
             from headwise.steps.heal import heal  # noqa: PLC0415 - only this step needs the extra [train]
 
-            heal(str(folder / MODEL), source, folder / HEALED, texts=texts, how=how, command=command, progress=progress)
+            heal(str(folder / MODEL), source, folder / HEALED, texts=texts, how=how, command=command, **common)
         made, cut, curve = [MODEL, HEALED], mended, read_curve(folder / HEALED)
     judged = _hash(cut, [_content(text) for text in eval_texts], eval_tokens, speed)
     if not done.holds(SCORES, judged, folder / SCORES):
         sources = [source, *(str(folder / name) for name in made)]
-        found = evaluate(
-            sources, texts=eval_texts, tokens=eval_tokens, speed=speed, output=folder / SCORES, progress=progress
-        )
+        found = evaluate(sources, texts=eval_texts, tokens=eval_tokens, speed=speed, output=folder / SCORES, **common)
         for name in made:
             add_scores(folder / name, markdown(found))
         write_page(profile, folder / PAGE, found, plan, curve)

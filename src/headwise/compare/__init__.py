@@ -13,6 +13,7 @@ from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.report.page.compare import write_compare_page
@@ -25,6 +26,7 @@ HELD_OUT = 65_536  # tokens: differences between shapes are small
 PARTS = 1000  # of a task, as the progress bar counts
 
 
+@locking("folder")
 def compare(
     plan_files: Sequence[Path],
     data: Sequence[Path],
@@ -34,12 +36,14 @@ def compare(
     tokenizer: str | None = None,
     how: Training | None = None,
     on: Literal["local", "ray"] = "local",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Comparison:
     """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
 
     Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time. A rerun does nothing again that is done, and goes on from checkpoints.
+    the first's time. A rerun does nothing again that is done, and goes on from checkpoints. ``trust_remote_code`` lets
+    ``tokenizer`` run code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
@@ -48,7 +52,8 @@ def compare(
     first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
     if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
         tokenizer = str(own.resolve())
-    setting = Setting(tuple(path.expanduser().resolve() for path in data), tokenizer, folder.resolve())
+    files = tuple(path.expanduser().resolve() for path in data)
+    setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
     examples = setting.examples(first, how, progress)
     how = settled(how, first, examples)
     tokens = cast(int, how.tokens)

@@ -30,10 +30,12 @@ class Setting:
     files: tuple[Path, ...]
     tokenizer: str | None
     folder: Path
+    trust_remote_code: bool = False
 
     def examples(self, plan: Plan, how: Training, progress: Progress = lambda done, total, what: None) -> Examples:
         """What is learnt from; tokens are made once."""
-        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress)
+        trusted = {"trust_remote_code": self.trust_remote_code}
+        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress, **trusted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,13 +153,18 @@ def evaluation_windows(
     return Calibration(tuple(batches), ", ".join(text.name for text in texts), notes)
 
 
-def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
+def file_calibration(
+    model: PreTrainedModel, source: str, path: Path, tokens: int, *, trust_remote_code: bool = False
+) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs.
 
     As many are used as give the stack that sees the fewest tokens of an input ``tokens`` in all, within reason; every
     fifth of them is held out.
     """
-    arrays = _pictures(source, path, MOST_INPUTS * tokens) if path.is_dir() else read_arrays(path)
+    if path.is_dir():
+        arrays = _pictures(source, path, MOST_INPUTS * tokens, trust_remote_code)
+    else:
+        arrays = read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
@@ -298,7 +303,7 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
+def _pictures(source: str, folder: Path, most: int, trusted: bool) -> dict[str, Tensor]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
     if not files:
         raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
@@ -306,7 +311,7 @@ def _pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
         from PIL import Image  # noqa: PLC0415 - only pictures need it
     except ImportError:
         raise InputError("Reading pictures needs pillow: pip install pillow.") from None
-    processor = open_image_processor(source)
+    processor = open_image_processor(source, trust_remote_code=trusted)
     tensors = []
     for path in files:
         try:

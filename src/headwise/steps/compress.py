@@ -16,11 +16,13 @@ from headwise.families.save import save_student
 from headwise.families.student import Format
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.shape import ModelShape
 
 
+@locking("output")
 def compress(
     source: str,
     plan_file: Path,

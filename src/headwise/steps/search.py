@@ -20,7 +20,7 @@ from headwise.families.processors import open_tokenizer
 from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
 from headwise.families.scoring import predicts_next, text_losses
 from headwise.families.shapes import shape_of
-from headwise.families.texts import read_texts
+from headwise.families.texts import Text, read_texts
 from headwise.families.windows import has_chat
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.errors import BudgetError, InputError
@@ -49,6 +49,7 @@ def plan_within(
     uniform: bool = False,
     context: int | None = None,
     dtype: str = "bf16",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
@@ -67,7 +68,13 @@ def plan_within(
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
     best = plan_for(profile, Budget(kind, 1.0, context, dtype=dtype), **options)  # says what is wrong with the options
-    unseen = _unseen(model, profile, source, tensors, texts, text_format, accept_text)
+    unseen = profiled_batches(tensors, HELD_OUT)
+    if texts:
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
+        read = read_texts(texts, text_format, chat=has_chat(tokenizer))
+        unseen = _unseen(model, profile, source, tensors, tokenizer, read, accept_text)
+    elif not unseen:
+        raise InputError("This profile held nothing out to measure on: give other text with --text.")
     damage = _damage(model, source, unseen)
     too_small, fine, least = 0, STEPS, math.inf
     while fine - too_small > 1:
@@ -116,22 +123,15 @@ def _unseen(
     profile: Profile,
     source: str,
     tensors: Mapping[str, Tensor],
-    texts: Sequence[str],
-    form: TextFormat,
+    tokenizer: Any,
+    texts: Sequence[Text],
     accept: bool,
 ) -> list[Batch]:
-    """What to measure on: nothing of it was calibrated on."""
-    if not texts:
-        held_out = profiled_batches(tensors, HELD_OUT)
-        if not held_out:
-            raise InputError("This profile held nothing out to measure on: give other text with --text.")
-        return held_out
+    """Windows of ``texts`` of which nothing was calibrated on."""
     calibrated = {stretch for batch in profiled_batches(tensors) for stretch in _stretches(batch.inputs["input_ids"])}
-    tokenizer = open_tokenizer(source)
-    read = read_texts(texts, form, chat=has_chat(tokenizer))
     window = int(profile.settings.get("context", 0)) or profile.shape.max_tokens
     found = evaluation_windows(
-        model, profile.shape, source, tokenizer, read, MOST_TOKENS, min(WINDOW, window), accept=accept
+        model, profile.shape, source, tokenizer, texts, MOST_TOKENS, min(WINDOW, window), accept=accept
     )
     unseen = [
         Batch({"input_ids": row[None]}, len(row), (), batch.kind)

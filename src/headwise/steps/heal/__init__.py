@@ -24,6 +24,7 @@ from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
 from headwise.records.healing import CURVE, Healing
+from headwise.records.locks import locking
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.text import TextFormat
 from headwise.steps.heal import local
@@ -41,6 +42,7 @@ START, MEMORY = "start", "teacher"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def heal(
     source: str,
     teacher_source: str,
@@ -53,12 +55,14 @@ def heal(
     how: Healing | None = None,
     track: str | None = None,
     command: str = "",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done.
+    last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets tokenizers run code of
+    their own.
     """
     how = how or Healing()
     check_free(output)
@@ -67,12 +71,14 @@ def heal(
         raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
     plan = Plan.load(plan_file)
     student, teacher = open_model(source), open_model(teacher_source)
-    reduced = _check_pair(source, student, teacher_source, teacher, plan)
+    reduced = _check_pair(source, student, teacher_source, teacher, plan, trust_remote_code)
     _check_wanted(how, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
     dtype = student.dtype
-    windows = read_windows(student.float(), source, list(texts), inputs, how, text_format, accept_text)
+    windows = read_windows(
+        student.float(), source, list(texts), inputs, how, text_format, accept_text, trust_remote_code=trust_remote_code
+    )
     for model in (student, teacher):
         model.float().to(accelerator.device)
     facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]
@@ -216,7 +222,7 @@ class _Healer:
 
 
 def _check_pair(
-    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan
+    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan, trusted: bool
 ) -> Collection[int]:
     """Raise where these two do not belong together; else the attention layers of the student that were reduced."""
     before = shape_of(teacher)
@@ -224,7 +230,7 @@ def _check_pair(
     kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")
-    _check_words(source, student, teacher_source, teacher)
+    _check_words(source, student, teacher_source, teacher, trusted)
     there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
     return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
 
@@ -236,12 +242,14 @@ def _check_wanted(how: Healing, teacher: PreTrainedModel) -> None:
         raise InputError(f"The layers of {type(teacher).__name__} cannot learn one by one: take --stage global.")
 
 
-def _check_words(source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel) -> None:
+def _check_words(
+    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, trusted: bool
+) -> None:
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{source} knows {sizes[0]} tokens and {teacher_source} {sizes[1]}: not the same tokenizer.")
     if student.main_input_name != "input_ids":
         return
-    words = [open_tokenizer(name).get_vocab() for name in (source, teacher_source)]
+    words = [open_tokenizer(name, trust_remote_code=trusted).get_vocab() for name in (source, teacher_source)]
     if words[0] != words[1]:
         raise InputError(f"{source} and {teacher_source} have different tokenizers: one cannot learn from the other.")

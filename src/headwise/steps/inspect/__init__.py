@@ -25,6 +25,7 @@ from headwise.families.windows import has_chat
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
+from headwise.records.locks import locking
 from headwise.records.profile import Profile
 from headwise.records.text import TextFormat
 from headwise.report.page import write_page
@@ -38,6 +39,7 @@ PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def inspect(
     source: str,
     output: Path,
@@ -51,6 +53,7 @@ def inspect(
     accept_text: bool = False,
     seed: int = 0,
     maps: bool = True,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
@@ -60,7 +63,8 @@ def inspect(
     ``texts`` are files ("-": standard input; none: the text that comes with headwise, with dialogues for models that
     chat), ``inputs`` a folder of pictures or a .npz file for models that do not read text. ``context``: tokens of a
     window, by default what the model was made for, up to 4,096. ``accept_text``: even if most of its tokens say
-    nothing. A result that is there already for the same inputs is returned as it is; an unfinished one is continued.
+    nothing. ``trust_remote_code`` lets a tokenizer or image processor run code of its own. A result that is there
+    already for the same inputs is returned as it is; an unfinished one is continued.
     """
     texts = list(texts)
     if tokens < 1:
@@ -73,10 +77,10 @@ def inspect(
         model.float()  # half precision is slow on a CPU
     shape = shape_of(model)
     if inputs is not None:
-        calibration = file_calibration(model, source, inputs, tokens)
+        calibration = file_calibration(model, source, inputs, tokens, trust_remote_code=trust_remote_code)
     else:
         check_reads_text(model, source)
-        tokenizer = open_tokenizer(source)
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
         calibration = text_calibration(
             model,
             shape,

@@ -12,6 +12,7 @@ from headwise.families.fresh import fresh_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.records.files import check_free
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.train.examples import Progress
@@ -22,6 +23,7 @@ from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work
 
 
+@locking("output")
 def train(
     plan_file: Path,
     data: Sequence[Path],
@@ -31,19 +33,24 @@ def train(
     how: Training | None = None,
     track: str | None = None,
     command: str = "",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> dict[str, Any]:
     """Train a model of the plan's shape on ``data`` and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done.
+    last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets ``tokenizer`` run code
+    of its own.
     """
     plan, asked = Plan.load(plan_file), how or Training()
     check_free(output)
     check_plan(plan)
     folder = output.with_name(f"{output.name}.training")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    examples = first_then_all(accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress))
+    trusted = {"trust_remote_code": trust_remote_code}
+    examples = first_then_all(
+        accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress, **trusted)
+    )
     how = settled(asked, plan, examples)
     work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
     if track is not None:
@@ -58,7 +65,7 @@ def train(
     model = fresh_model(plan)  # a whole one: what was trained may be split over processes
     put_weights(model, best.tensors)
     if examples.tokenizer:
-        end = open_tokenizer(examples.tokenizer).eos_token_id
+        end = open_tokenizer(examples.tokenizer, **trusted).eos_token_id
         model.config.update({"bos_token_id": end, "eos_token_id": end})
         cast(Any, model.generation_config).update(bos_token_id=end, eos_token_id=end)
     lines = work.metrics()

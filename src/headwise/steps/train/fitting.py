@@ -33,14 +33,21 @@ BYTES = 4  # of a weight
 
 
 def read_examples(
-    plan: Plan, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+    plan: Plan,
+    files: Sequence[Path],
+    tokenizer: str | None,
+    how: Training,
+    folder: Path,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
 ) -> Examples:
     """What a model of ``plan`` learns from; ``folder`` keeps what is made of ``files`` on the way."""
     reads = plan.require_blueprint().reads
     if not files:
         raise InputError("There is nothing to learn from: give --data.")
     if isinstance(reads, Text):
-        return read_windows(reads, files, tokenizer, how, folder, progress)
+        return read_windows(reads, files, tokenizer, how, folder, progress, trust_remote_code=trust_remote_code)
     if tokenizer is not None or how.context is not None:
         raise InputError("A vit reads images: leave out --tokenizer and --context.")
     return read_pictures(reads, files, how)

@@ -28,7 +28,14 @@ SMALL = 2**16
 
 
 def read_windows(
-    reads: Text, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+    reads: Text,
+    files: Sequence[Path],
+    tokenizer: str | None,
+    how: Training,
+    folder: Path,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
 ) -> Examples:
     """The text of ``files`` in windows of a context. Tokens are made once and lie in ``folder``.
 
@@ -46,7 +53,7 @@ def read_windows(
             progress(0, 1, "learning a vocabulary")
             learn_tokenizer(_beginning(sources), reads.vocab, learnt)
         tokenizer = str(learnt)
-    opened = open_tokenizer(tokenizer)
+    opened = open_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
     if len(opened) > reads.vocab:
         raise InputError(
             f"{tokenizer} has {len(opened):,} tokens, the plan's model knows {reads.vocab:,}; "
