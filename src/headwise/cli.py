@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +33,6 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
-DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 Text = Annotated[
     list[str] | None,
@@ -74,7 +73,7 @@ Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
 Evaluations = Annotated[int, typer.Option(help="Times to measure on held-out data.")]
-InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")]
+InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where the machine computes in it.")]
 Where = Literal["local", "ray"]
 
 
@@ -139,8 +138,7 @@ def inspect(
         profile = run(
             model, folder, texts=text or (), inputs=inputs, tokens=tokens, lengths=wanted, seed=seed, progress=progress
         )
-    for note in profile.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _tell(profile.notes)
     if as_json:
         typer.echo((folder / PROFILE).read_text(encoding="utf-8").rstrip())
     else:
@@ -258,6 +256,7 @@ def compress(
     with _progress() as progress:
         pieces = None if refit is None else read_pieces(refit)
         found = run(model, plan, output, form, command, method, profile, pieces, progress)
+    _tell(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -307,8 +306,7 @@ def evaluate(
             output=output,
             progress=progress,
         )
-    for note in scores.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _tell(scores.notes)
     if as_json:
         typer.echo(scores.json())
     elif as_markdown:
@@ -408,6 +406,7 @@ def heal(
         )
     if not found:
         return
+    _tell(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -420,17 +419,25 @@ def heal(
 @app.command()
 def run(
     model: Model,
-    keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
+    keep_kv: Annotated[
+        float | None,
+        typer.Option(help="Share of the KV cache to keep; by default 0.75, of attention parameters without a cache."),
+    ] = None,
     keep_attention_params: KeepParameters = None,
     kv_bytes_per_token: KvBytes = None,
     fit: Fit = None,
     text: Text = None,
     eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
+    inputs: Inputs = None,
+    eval_inputs: Annotated[
+        Path | None, typer.Option(help="The same to evaluate on; by default what is measured on.")
+    ] = None,
     tokens: Tokens = 8192,
     eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
     heal_tokens: Annotated[
         str, typer.Option(metavar="N", help="Tokens to heal on, as 200000 or 200k; by default no healing.")
     ] = "0",
+    precision: InNumbers = "auto",
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
@@ -440,12 +447,21 @@ def run(
     """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped."""
     from headwise.steps.plan import read_budget
 
-    if all(value is None for value in (keep_kv, keep_attention_params, kv_bytes_per_token, fit)):
-        keep_kv = DEFAULT_SHARE
-    budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budgets = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budget = None if all(value is None for value in budgets) else read_budget(*budgets)
     folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
-    options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
-    _run(model, folder, budget, as_json, speed=speed, heal_tokens=_count(heal_tokens), **options)
+    options = {
+        "texts": text or (),
+        "eval_texts": eval_text or (),
+        "inputs": inputs,
+        "eval_inputs": eval_inputs,
+        "tokens": tokens,
+        "eval_tokens": eval_tokens,
+        "heal_tokens": _count(heal_tokens),
+        "precision": precision,
+        "speed": speed,
+    }
+    _run(model, folder, budget, as_json, **options)
 
 
 @app.command()
@@ -543,6 +559,7 @@ def train(
         )
     if not found:
         return
+    _tell(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -667,8 +684,20 @@ def compare(
         evaluations=evaluations,
         precision=precision,
     )
+    notes: list[str] = []
     with _progress() as progress:
-        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on, progress=progress)
+        found = run(
+            plans,
+            data,
+            output,
+            seeds=seeds,
+            tokenizer=tokenizer,
+            how=how,
+            on=on,
+            progress=progress,
+            note=notes.append,
+        )
+    _tell(notes)
     if as_json:
         typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
     else:
@@ -683,13 +712,12 @@ def demo() -> None:
     with _importing():
         from headwise.steps.demo import demo_model
         from headwise.steps.generate import continue_text
-    from headwise.steps.plan import read_budget
 
     folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
     typer.echo("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...", err=True)
     quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 4096, "speed": False}
-    _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
+    _run(folder, made, None, False, **quick)
     prompt = "The capital of France is Paris, and the capital of Germany is"
     for name in (folder, str(made / "model"), str(made / "healed")):
         typer.echo(f"\n{Path(name).name}: {continue_text(name, prompt)}")
@@ -699,7 +727,7 @@ def demo() -> None:
     )
 
 
-def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any) -> None:
+def _run(model: str, folder: Path, budget: Budget | None, as_json: bool, **options: Any) -> None:
     """Walk the whole line and print what came out."""
     with _importing():
         from headwise.report.plans import print_plan
@@ -710,8 +738,7 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         profile, plan, scores = run(model, folder, budget, command=command, progress=progress, **options)
-    for note in (*profile.notes, *scores.notes):
-        typer.echo(f"headwise: {note}", err=True)
+    _tell((*profile.notes, *scores.notes))
     if as_json:
         typer.echo(scores.json())
         return
@@ -720,6 +747,12 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     print_scores(scores)
     made = [folder / PLAN, folder / SCORES, folder / MODEL, *([folder / HEALED] if options.get("heal_tokens") else [])]
     typer.echo("\n" + "\n".join(map(str, made)) + f"\n{folder / PAGE}  <- open in a browser")
+
+
+def _tell(notes: Iterable[str]) -> None:
+    """What a person should know, on standard error."""
+    for note in notes:
+        typer.echo(f"headwise: {note}", err=True)
 
 
 def _profile_of(source: str, text: list[str] | None) -> Path:

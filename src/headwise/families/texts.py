@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
 from headwise.records.errors import InputError
 
@@ -26,10 +28,15 @@ def read_texts(names: Sequence[str], *, evaluation: bool = False) -> tuple[str, 
     return "\n\n".join(read_text(name) for name in names), called
 
 
+@cache  # a stream ends once, and several steps may ask for it
+def _all_of(stream: TextIO) -> bytes:
+    return stream.buffer.read()
+
+
 def read_text(name: str) -> str:
     """The text of one file, or of standard input for "-"; lines end in a line feed, whatever they ended in there."""
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        raw = _all_of(sys.stdin) if name == "-" else Path(name).expanduser().read_bytes()
         return TextIOWrapper(BytesIO(raw), encoding="utf-8").read()
     except FileNotFoundError:
         raise InputError(f"There is no file {name}.") from None

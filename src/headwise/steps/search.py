@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Calibration, other_windows
+from headwise.families.fingerprint import fingerprint
 from headwise.families.load import open_model
 from headwise.families.own_loss import mean_divergences
+from headwise.families.profiled import check_measured, open_profile
 from headwise.families.reduce import profiled_inputs, reduce_model
 from headwise.families.scoring import predicts_next, quality
 from headwise.families.shapes import shape_of
@@ -47,12 +48,12 @@ def plan_within(
     log-perplexity on ``texts``, between the windows that were calibrated on; other models by their divergence on the
     profile's own inputs.
     """
-    profile = Profile.load(folder / "profile.json")
-    tensors = load_file(folder / "profile.safetensors")
+    profile, tensors = open_profile(folder)
     source = str(profile.model["source"])
     model = open_model(source)
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
+    check_measured(profile, folder, source, fingerprint(model))
     model.float()
     if predicts_next(model):
         damage = _damage_on_text(model, profile, source, texts)

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from headwise import __version__
 from headwise.families.calibration import Calibration, file_calibration, text_calibration
-from headwise.families.load import fingerprint, open_model
+from headwise.families.fingerprint import files_fingerprint, fingerprint, located
+from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.families.tensor_files import write_tensors
 from headwise.families.texts import read_texts
@@ -77,7 +78,8 @@ def inspect(
         "mask_block": CAUSAL_BLOCK,
         "maps": maps,
     }
-    inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
+    weights = fingerprint(model)
+    inputs_hash = _hash(weights, files_fingerprint(source), calibration.sha256, settings, __version__)
     known = _known(output, inputs_hash)
     if known is not None:
         return known
@@ -86,7 +88,12 @@ def inspect(
     work = Work(output, inputs_hash)
     collector = _collect(Collector(model, shape, maps=maps), calibration, work, seed, progress)
     profile = Profile(
-        model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
+        model={
+            "source": located(source),
+            "class": type(model).__name__,
+            "parameters": shape.total_parameters(),
+            "fingerprint": weights,
+        },
         shape=shape,
         text={"name": calibration.name, "sha256": calibration.sha256, "tokens": calibration.tokens},
         settings=settings,
@@ -101,7 +108,8 @@ def inspect(
     if maps:
         some = main[-max(1, CHECK_TOKENS // calibration.batches[0].tokens) :]
         profile = replace(profile, checks=check_predictions(model, profile, tensors, some))
-    write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
+    facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
+    write_tensors(output / TENSORS, tensors, facts)
     if maps:
         write_page(profile, output / PAGE)
     profile.save(output / PROFILE)
