@@ -128,7 +128,7 @@ def test_heads_of_zeros_are_cut_like_others(name, tmp_path):
 
 
 def test_weights_that_are_not_numbers_are_refused(llama, tmp_path):
-    folder, _, plan = llama
+    _, _, plan = llama
     model = tiny("llama")
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan

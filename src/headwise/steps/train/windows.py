@@ -113,7 +113,7 @@ def _seal(made: Path) -> None:
 def _as_made(made: Path) -> bool:
     """Whether a file or folder is there and as `_seal` found it; otherwise it is made again."""
     sealed = _sealed(made)
-    return made.exists() and sealed.is_file() and sealed.read_text(encoding="utf-8") == json.dumps(contents_of(made))
+    return made.exists() and sealed.is_file() and sealed.read_bytes() == json.dumps(contents_of(made)).encode()
 
 
 def _sealed(made: Path) -> Path:
