@@ -69,6 +69,7 @@ def run(
     ledger.check((PROFILE, TENSORS, PLAN, MODEL, *([HEALED] if how else []), SCORES, PAGE))
     whole = [__version__, fingerprint(open_model(source)), files_fingerprint(source)]
     given = [[_text(name) for name in texts], _contents(inputs)]
+    asked = [[_text(name) for name in eval_texts], _contents(eval_inputs), eval_tokens, speed]
 
     def measure(place: Path) -> None:
         options = {"tokens": tokens, "lengths": lengths, "seed": seed}
@@ -105,7 +106,6 @@ def run(
         notes = (SAME_INPUTS,) if inputs and not eval_inputs else ()
         replace(found, notes=(*found.notes, *notes)).save(place / SCORES)
 
-    asked = [[_text(name) for name in eval_texts], _contents(eval_inputs), eval_tokens, speed]
     scored = ledger.do("scores", (SCORES,), [whole, made, given[1], asked], judge)
     scores = Scores.load(folder / SCORES)
     for name in made:
@@ -148,4 +148,7 @@ def _text(name: str) -> str:
 
 
 def _contents(path: Path | None) -> dict[str, str]:
-    return {} if path is None else contents_of(path.expanduser())
+    found = {} if path is None else contents_of(path.expanduser())
+    if path is not None and not found:
+        raise InputError(f"There is nothing at {path} to read inputs from.")
+    return found
