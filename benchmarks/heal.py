@@ -37,7 +37,7 @@ from headwise.steps.heal.windows import read_windows
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
-from headwise.training.processes import products_faster_in_half
+from headwise.training.processes import half_suits
 from headwise.training.work import Work
 
 CALIBRATION_TOKENS = 8192
@@ -66,7 +66,7 @@ def continued(source, texts, how, folder):
     windows = read_windows(model, source, texts, None, how)
     make_trainable(model, "attention", range(len(shape_of(model).layers)))
 
-    half = products_faster_in_half(shape_of(model).width, model.device)
+    half = half_suits(model.device, shape_of(model).width)
 
     def next_token(wrapped, part):
         rows = windows.rows["input_ids"][windows.order(part * how.batch, how.batch, how.seed)]

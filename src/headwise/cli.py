@@ -34,7 +34,6 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
-DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 Text = Annotated[
     list[str] | None,
@@ -96,7 +95,7 @@ Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
 Evaluations = Annotated[int, typer.Option(help="Times to measure on held-out data.")]
-InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")]
+InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where the machine computes in it.")]
 Where = Literal["local", "ray"]
 
 
@@ -481,17 +480,28 @@ def heal(
 @app.command()
 def run(
     model: Model,
-    keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
+    keep_kv: Annotated[
+        float | None,
+        typer.Option(help="Share of the KV cache to keep; by default 0.75, of attention parameters without a cache."),
+    ] = None,
     keep_attention_params: KeepParameters = None,
     kv_bytes_per_token: KvBytes = None,
     fit: Fit = None,
     text: Text = None,
     eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
+    inputs: Inputs = None,
+    eval_inputs: Annotated[
+        Path | None, typer.Option(help="The same to evaluate on; by default what is measured on.")
+    ] = None,
     tokens: Tokens = 8192,
+    context: Window = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
     heal_tokens: Annotated[
         str, typer.Option(metavar="N", help="Tokens to heal on, as 200000 or 200k; by default no healing.")
     ] = "0",
+    precision: InNumbers = "auto",
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
@@ -502,12 +512,24 @@ def run(
     """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped."""
     from headwise.steps.plan import read_budget
 
-    if all(value is None for value in (keep_kv, keep_attention_params, kv_bytes_per_token, fit)):
-        keep_kv = DEFAULT_SHARE
-    budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budgets = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budget = None if all(value is None for value in budgets) else read_budget(*budgets)
     folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
-    options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
-    options |= {"speed": speed, "heal_tokens": _count(heal_tokens), "trust_remote_code": trust_remote_code}
+    options = {
+        "texts": text or (),
+        "eval_texts": eval_text or (),
+        "inputs": inputs,
+        "eval_inputs": eval_inputs,
+        "tokens": tokens,
+        "eval_tokens": eval_tokens,
+        "heal_tokens": _count(heal_tokens),
+        "precision": precision,
+        "context": context,
+        "text_format": text_format,
+        "accept_text": accept_text,
+        "speed": speed,
+        "trust_remote_code": trust_remote_code,
+    }
     _run(model, folder, budget, as_json, **options)
 
 
@@ -741,6 +763,7 @@ def compare(
         evaluations=evaluations,
         precision=precision,
     )
+    notes: list[str] = []
     with _progress() as progress:
         found = run(
             plans,
@@ -752,7 +775,9 @@ def compare(
             on=on,
             trust_remote_code=trust_remote_code,
             progress=progress,
+            note=notes.append,
         )
+    _say(notes)
     if as_json:
         typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
     else:
@@ -767,13 +792,12 @@ def demo() -> None:
     with _importing():
         from headwise.steps.demo import demo_model
         from headwise.steps.generate import continue_text
-    from headwise.steps.plan import read_budget
 
     folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
     typer.echo("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...", err=True)
     quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 4096, "speed": False}
-    _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
+    _run(folder, made, None, False, **quick)
     prompt = "The capital of France is Paris, and the capital of Germany is"
     for name in (folder, str(made / "model"), str(made / "healed")):
         typer.echo(f"\n{Path(name).name}: {continue_text(name, prompt)}")
@@ -783,7 +807,7 @@ def demo() -> None:
     )
 
 
-def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any) -> None:
+def _run(model: str, folder: Path, budget: Budget | None, as_json: bool, **options: Any) -> None:
     """Walk the whole line and print what came out."""
     with _importing():
         from headwise.report.plans import print_plan
@@ -836,6 +860,7 @@ def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, ac
 
 
 def _say(notes: Iterable[str]) -> None:
+    """What a person should know, on standard error."""
     for note in notes:
         typer.echo(f"headwise: {note}", err=True)
 

@@ -25,8 +25,8 @@ from headwise.steps.compress import compress
 from headwise.steps.inspect import inspect
 from headwise.steps.train import train, windows
 from headwise.steps.train.fitting import Task
-from headwise.steps.train.pace import faster_in_half, paces
-from headwise.training.processes import in_half, join_processes
+from headwise.steps.train.pace import paces
+from headwise.training.processes import join_processes
 from headwise.training.work import Work
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_heal import run, weights
@@ -229,18 +229,12 @@ def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
         windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
 
 
-def test_trainings_are_timed_in_turns_and_the_precision_is_found_out_once(given, tmp_path):
-    plan, how = Plan.load(given[0]), Training(**{**QUICK, "precision": "auto"})
+def test_trainings_are_timed_in_turns(given, tmp_path):
+    plan, how = Plan.load(given[0]), Training(**QUICK)
     examples = windows.read_windows(plan.blueprint.reads, [given[1]], None, how, tmp_path, lambda *told: None)
     device = torch.device("cpu")
     speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.05)
     assert speeds[0] == pytest.approx(speeds[2], rel=0.9) and min(speeds) > 0
-    accelerator, work = join_processes(), Work(tmp_path, "one")
-    assert isinstance(faster_in_half(plan, examples, how, accelerator), bool)
-    assert in_half(accelerator, "auto", work, lambda: True)
-    assert in_half(accelerator, "auto", work, lambda: False)  # as it was
-    assert not in_half(accelerator, "auto", Work(tmp_path, "other"), lambda: False)
-    assert not in_half(accelerator, "fp32", work, lambda: True)
 
 
 def test_trackers_that_are_not_there_are_named():

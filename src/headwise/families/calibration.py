@@ -161,10 +161,8 @@ def file_calibration(
     As many are used as give the stack that sees the fewest tokens of an input ``tokens`` in all, within reason; every
     fifth of them is held out.
     """
-    if path.is_dir():
-        arrays = _pictures(source, path, MOST_INPUTS * tokens, trust_remote_code)
-    else:
-        arrays = read_arrays(path)
+    most = MOST_INPUTS * tokens
+    arrays = _pictures(source, path, most, trust_remote_code) if path.is_dir() else read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")

@@ -119,15 +119,6 @@ def open_model(source: str) -> PreTrainedModel:
     return model.eval()
 
 
-def fingerprint(source: str) -> str:
-    """What tells a model from another one: the names, sizes and dates of its files, or its revision on the Hub."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return f"{source}@{getattr(open_config(source), '_commit_hash', None)}"
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".json", ".safetensors"})
-    return json.dumps([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
-
-
 def _suggest(config: PreTrainedConfig) -> str:
     names = modeling_headwise.modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type, "LlamaForCausalLM")
     return modeling_headwise.as_tuple(names)[0]

@@ -25,6 +25,7 @@ from headwise.families.foreign import without_code
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
 from headwise.families.student_config import auto_map, stock_class_of
+from headwise.records.budget import told
 from headwise.records.cost import cost_of
 from headwise.records.files import new_folder, read_json, write_text
 from headwise.records.locks import locking
@@ -155,6 +156,7 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
     else:
         title = f"{plan.family} model, built from scratch"
         made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
+    how = _budget(plan) + _how(found)
     rows = "\n".join(
         f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
         for index, layer in enumerate(shape.layers)
@@ -175,7 +177,7 @@ model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
 {_pooled(trust) if found.get("pools") else ""}
 {made}{f", by `{command}`" if command else ""}.
-{_how(found)}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
+{how}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 
 | layer | heads | key/value heads | query/key width | value width |
@@ -201,6 +203,12 @@ model = SentenceTransformer("path/to/this/folder"{trust})
 """
 
 
+def _budget(plan: Plan) -> str:
+    """What the plan that was carried out had to keep to, for the card."""
+    asked = told(plan.budget) if plan.blueprint is None else ""
+    return f"Its budget: {asked}.\n" if asked else ""
+
+
 def _how(found: Mapping[str, Any]) -> str:
     """How the weights were found, for the card."""
     ways = {
@@ -211,14 +219,15 @@ def _how(found: Mapping[str, Any]) -> str:
     if healed := found.get("healed"):
         return (
             f"Healed by distillation from {Path(healed['teacher']).name}: {healed['tokens']:,} tokens of "
-            f"{Path(healed['text']).name}, {healed['train']} trained; {healed['score']} on held-out text "
+            f"{Path(healed['text']).name}, {healed['train']} trained in {healed['precision']}; {healed['score']} on "
+            f"held-out text "
             f"{healed['before']:.4f} before, {healed['after']:.4f} after.\n"
         )
     if trained := found.get("trained"):
         scores = ", ".join(f"{name} {value:.4f}" for name, value in trained["scores"].items())
         return (
             f"Trained on {trained['tokens']:,} tokens of {trained['data']} (AdamW, learning rate "
-            f"{trained['rate']:.2g}, seed {trained['seed']}); on held-out data {scores}.\n"
+            f"{trained['rate']:.2g}, seed {trained['seed']}, {trained['precision']}); on held-out data {scores}.\n"
         )
     if found.get("method") not in ways:
         return ""
@@ -229,5 +238,7 @@ def _how(found: Mapping[str, Any]) -> str:
 def add_scores(folder: Path, table: str) -> None:
     """Put a table of scores (Markdown) at the end of the card of a saved model, in place of an earlier one."""
     card_file = folder / "README.md"
-    text = card_file.read_text(encoding="utf-8").split(SCORES)[0].rstrip()
-    write_text(card_file, f"{text}\n\n{SCORES}\n\n{table.rstrip()}\n")
+    before = card_file.read_text(encoding="utf-8")
+    after = f"{before.split(SCORES)[0].rstrip()}\n\n{SCORES}\n\n{table.rstrip()}\n"
+    if after != before:
+        write_text(card_file, after)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Batch, evaluation_windows
+from headwise.families.fingerprint import fingerprint
 from headwise.families.load import open_model
 from headwise.families.own_loss import measure_distance
 from headwise.families.processors import open_tokenizer
+from headwise.families.profiled import check_measured, open_profile
 from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
 from headwise.families.scoring import predicts_next, text_losses
 from headwise.families.shapes import shape_of
@@ -58,12 +59,12 @@ def plan_within(
     log-perplexity, other models by their divergence: on what the profile held out, or on ``texts``, of which windows
     that were calibrated on are left out.
     """
-    profile = Profile.load(folder / "profile.json")
-    tensors = load_file(folder / "profile.safetensors")
+    profile, tensors = open_profile(folder)
     source = str(profile.model["source"])
     model = open_model(source)
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
+    check_measured(profile, folder, source, fingerprint(model))
     model.float()
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.families.checkpointing import checkpointed
-from headwise.families.load import fingerprint, open_model
+from headwise.families.fingerprint import files_fingerprint, fingerprint
+from headwise.families.load import open_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.families.scoring import predicts_next
@@ -32,7 +34,7 @@ from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
-from headwise.training.processes import in_half, join_processes, products_faster_in_half
+from headwise.training.processes import in_half, join_processes
 from headwise.training.work import Work
 
 if TYPE_CHECKING:
@@ -75,13 +77,15 @@ def heal(
     _check_wanted(how, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    dtype = student.dtype
+    dtype, half = student.dtype, in_half(accelerator, how.precision, shape_of(teacher).width)
+    how = replace(how, precision="bf16" if half else "fp32")
     windows = read_windows(
         student.float(), source, list(texts), inputs, how, text_format, accept_text, trust_remote_code=trust_remote_code
     )
     for model in (student, teacher):
         model.float().to(accelerator.device)
-    facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]
+    weights = [fingerprint(student), fingerprint(teacher), files_fingerprint(source), files_fingerprint(teacher_source)]
+    facts = [how.facts(), *weights, windows.sha256, accelerator.num_processes]
     work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
     if track is not None:
         accelerator.init_trackers("headwise-heal", config=how.facts())
@@ -104,6 +108,7 @@ def heal(
         "text": windows.name,
         "train": how.train,
         "stage": how.stage,
+        "precision": how.precision,
         "best": f"{best.stage} {best.step}",
         "score": name,
         "before": before[name],
@@ -117,7 +122,7 @@ def heal(
         student, output, plan=plan, source=source, command=command, facts={"healed": told}, files=files
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told}
+    return {**found, **told, "notes": work.notes}
 
 
 class _Healer:
@@ -144,8 +149,7 @@ class _Healer:
         memory = None
         if rounds > 1 and predicts_next(teacher) and not how.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
-        width, device = shape_of(teacher).width, accelerator.device
-        self.half = in_half(accelerator, how.precision, work, lambda: products_faster_in_half(width, device))
+        self.half = how.precision == "bf16"
         self.guide = Teacher(teacher, how, self.half, memory)
         if how.train == "all":
             self._leave_out_what_is_unused()
@@ -227,6 +231,8 @@ def _check_pair(
     """Raise where these two do not belong together; else the attention layers of the student that were reduced."""
     before = shape_of(teacher)
     plan.check(before)
+    if plan.fingerprint not in ("", fingerprint(teacher)):
+        raise InputError(f"{source} was not cut from {teacher_source}: it has the same shape, but other weights.")
     kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")

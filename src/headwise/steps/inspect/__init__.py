@@ -15,7 +15,8 @@ import torch
 
 from headwise import __version__
 from headwise.families.calibration import Calibration, check_reads_text, file_calibration, text_calibration
-from headwise.families.load import fingerprint, open_model
+from headwise.families.fingerprint import files_fingerprint, fingerprint, located
+from headwise.families.load import open_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.reduce import HELD_OUT, INPUTS, batch_tensors
 from headwise.families.shapes import shape_of
@@ -102,7 +103,8 @@ def inspect(
         "mask_block": CAUSAL_BLOCK,
         "maps": maps,
     }
-    inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
+    weights = fingerprint(model)
+    inputs_hash = _hash(weights, files_fingerprint(source), calibration.sha256, settings, __version__)
     known = _known(output, inputs_hash)
     if known is not None:
         return known
@@ -111,7 +113,12 @@ def inspect(
     work = Work(output, inputs_hash)
     collector = _collect(Collector(model, shape, maps=maps), calibration, work, seed, progress)
     profile = Profile(
-        model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
+        model={
+            "source": located(source),
+            "class": type(model).__name__,
+            "parameters": shape.total_parameters(),
+            "fingerprint": weights,
+        },
         shape=shape,
         text={
             "name": calibration.name,
@@ -129,7 +136,8 @@ def inspect(
     tensors |= batch_tensors(calibration.batches, INPUTS) | batch_tensors(calibration.held_out, HELD_OUT)
     if maps:
         profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
-    write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
+    facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
+    write_tensors(output / TENSORS, tensors, facts)
     if maps:
         write_page(profile, output / PAGE)
     profile.save(output / PROFILE)

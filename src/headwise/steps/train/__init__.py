@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
-from headwise.steps.train.pace import faster_in_half
 from headwise.training.loop import put_weights
 from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work
@@ -52,10 +52,11 @@ def train(
         accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress, **trusted)
     )
     how = settled(asked, plan, examples)
+    half = in_half(accelerator, how.precision, plan.width)
+    how = replace(how, precision="bf16" if half else "fp32")
     work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
     if track is not None:
         accelerator.init_trackers("headwise-train", config=how.facts())
-    half = in_half(accelerator, how.precision, work, lambda: faster_in_half(plan, examples, how, accelerator))
     task = Task(examples, how, half, accelerator.num_processes, accelerator.process_index)
     fit_plan(accelerator, plan, task, work, progress)
     accelerator.end_training()
@@ -72,7 +73,6 @@ def train(
     scores = next(line["scores"] for line in lines if "scores" in line and line["step"] == best.step)
     told = {
         **how.facts(),
-        "precision": "bf16" if half else "fp32",
         "data": ", ".join(path.name for path in data),
         "tokens": lines[-1]["tokens"],
         "best": best.step,
@@ -88,4 +88,4 @@ def train(
         files={CURVE: "".join(json.dumps(line) + "\n" for line in lines)},
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told}
+    return {**found, **told, "notes": work.notes}

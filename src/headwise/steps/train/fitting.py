@@ -74,6 +74,11 @@ def settled(how: Training, plan: Plan, examples: Examples) -> Training:
     )
 
 
+def whole_steps(tokens: float, step_tokens: int) -> int:
+    """Steps that come nearest to learning from ``tokens``, at least one."""
+    return max(1, round(tokens / step_tokens))
+
+
 def run_hash(plan: Plan, data: str, how: Training, processes: int = 1) -> str:
     """What tells this training, on ``data`` of a hash, from any other."""
     facts = [plan.text(), data, how.facts(), processes]
@@ -123,7 +128,7 @@ def fit_plan(accelerator: Accelerator, plan: Plan, task: Task, work: Work, progr
     model = fresh_model(plan, how.seed)
     if accelerator.distributed_type != DistributedType.FSDP:  # which may be needed because one device cannot hold it
         model.to(accelerator.device)
-    steps = max(1, round(cast(int, how.tokens) / task.step_tokens))
+    steps = whole_steps(cast(int, how.tokens), task.step_tokens)
     schedule = Schedule(
         steps=steps,
         rate=cast(float, how.rate),
