@@ -15,7 +15,7 @@ from headwise.cluster import on_ray
 from headwise.compare import HELD_OUT, compare
 from headwise.compare.tasks import Learning
 from headwise.records.blueprint import Blueprint, Text
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed, InputError
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.steps.train.fitting import Task
@@ -64,7 +64,7 @@ def test_shapes_of_one_speed_are_trained_once(given, tmp_path, monkeypatch):
 
 def test_a_training_that_diverges_is_named(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1009.0)
-    with pytest.raises(InputError, match=r"^usual-tokens-seed0: The loss is not a number at step"):
+    with pytest.raises(Failed, match=r"^usual-tokens-seed0: The loss is not a number at step"):
         compare(*given, tmp_path, seeds=1, how=replace(HOW, rate=1e30))
 
 
@@ -113,7 +113,7 @@ def test_on_ray_it_is_the_same_and_errors_come_through(given, tmp_path):
         warnings.simplefilter("ignore")  # ray's own
         try:
             far = compare([usual, other], [text], tmp_path / "far", seeds=1, how=HOW, on="ray")
-            with pytest.raises(InputError, match=r"not a number at step 1\."):
+            with pytest.raises(Failed, match=r"not a number at step 1\."):
                 list(on_ray(hopeless, [1]))
         finally:
             ray.shutdown()
@@ -123,7 +123,7 @@ def test_on_ray_it_is_the_same_and_errors_come_through(given, tmp_path):
 
 
 def hopeless(_):
-    raise InputError("The loss is not a number at step 1.")
+    raise Failed("The loss is not a number at step 1.")
 
 
 def test_wrong_comparisons_get_a_sentence(given, tmp_path, monkeypatch):

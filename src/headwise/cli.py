@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from headwise import __version__
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed, InputError
+from headwise.records.files import check_file
 from headwise.records.healing import Stage, Train
 from headwise.records.text import TextFormat
 from headwise.records.training import Precision
@@ -238,6 +239,8 @@ def plan(
         budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit, context, dtype, max_damage)
     protected = frozenset() if protect is None else read_layers(protect)
     file = None if dry_run else output
+    if file is not None:
+        check_file(file)
     folder = _profile_of(source, text, text_format, accept_text, trust_remote_code)
     if budget is not None:
         made, measured = make_plan(folder, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
@@ -569,9 +572,12 @@ def design(
     text = {"vocab": vocab, "context": context}
     images = {"image-size": image_size, "patch-size": patch_size, "channels": channels, "labels": labels}
     ends = read_ends(family, text, images)
+    page = page or (None if output is None else output.with_name("design.html"))
+    for file in (output, page):
+        if file is not None:
+            check_file(file)
     found = run(Request(family, _count(params), ends, kv_bytes_per_token, _decimals(lags), intrinsic_dim))
     chosen = found.choose(choose)
-    page = page or (None if output is None else output.with_name("design.html"))
     if output is not None:
         chosen.plan.save(output)
     if page is not None:
@@ -929,9 +935,12 @@ def _importing() -> Generator[None, None, None]:
 def main() -> None:
     """Run the command line: 0 done, 1 failed, 2 wrong call, 130 interrupted."""
     try:
+        _check_arguments()
         app()
     except InputError as error:
         _fail(str(error), 2)
+    except Failed as error:
+        _fail(str(error), 1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             _fail(
@@ -940,6 +949,15 @@ def main() -> None:
         raise
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
+
+
+def _check_arguments() -> None:
+    """Raise where an argument cannot be written into a card or a page: names of files are any bytes on some systems."""
+    for argument in sys.argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"The argument {argument!r} is not UTF-8 text; rename the file.") from None
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from headwise.records import InputError, LayerPlan, LayerShape, ModelShape, Plan
-from headwise.records.files import new_folder, read_record, write_text
+from headwise.records.files import new_folder, write_text
+from headwise.records.reading import read_record
 
 SHAPE = ModelShape("llama", 32, (LayerShape(4, 2, 8, 8, rotary=8),) * 3, 100, 50)
 PLAN = Plan.make(

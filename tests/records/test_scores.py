@@ -28,7 +28,8 @@ SECOND = ModelScores(
     accuracy=0.5,
     speed=(Speed(64, Rate(10.0, 1.1, 0.9, 1.2)),),
 )
-SCORES = Scores((FIRST, SECOND), {"name": "text"}, {"rounds": 5}, {"headwise": "0"}, ("A note.",))
+SETTINGS = {"precision": "fp32", "device": "cpu", "threads": 1, "rounds": 5}
+SCORES = Scores((FIRST, SECOND), {"name": "text", "tokens": 64}, SETTINGS, {"headwise": "0"}, ("A note.",))
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path):
@@ -56,6 +57,11 @@ def test_rates_are_compared_round_by_round_and_do_not_contradict_themselves():
         (lambda content: content["models"][1].update(klx=1), "unknown field 'klx'"),
         (lambda content: content["models"][0]["speed"][0].pop("prefill"), "speed 0: the field 'prefill' is missing"),
         (lambda content: content["models"][0]["speed"][0]["decode"].update(ratio=None), "ratio: expected a number"),
+        (lambda content: content["models"][1].update(speed=[]), "expected models that were timed at the same lengths"),
+        (lambda content: content.update(models=[]), "expected models that were timed at the same lengths"),
+        (lambda content: content["text"].pop("tokens"), "text: the field 'tokens' is missing"),
+        (lambda content: content["settings"].update(threads="two"), "threads: expected a whole number"),
+        (lambda content: content.update(notes=[3]), "notes 0: expected text, found 3"),
     ],
 )
 def test_wrong_files_say_what_is_wrong(change, sentence, tmp_path):

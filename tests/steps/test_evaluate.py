@@ -377,7 +377,7 @@ WRONG = {
     "label out of range": (("classifier", "--labels", written(b"2\tx")), "knows no label '2'"),
     "no examples": (("classifier", "--labels", written(b"\n\n")), "holds no examples"),
     "an example of nothing": (("classifier", "--labels", written(b"0\t")), "without a single token"),
-    "not a number": ((spoiled, "--tokens", 256), "gives outputs that are not finite numbers"),
+    "not a number": ((spoiled, "--tokens", 256), "are not all finite numbers"),
     "no such model": (("gone",), "There is no file or folder"),
     "output is a folder": (("dense", "-o", in_folder("")), "is a folder"),
     "output below a file": (("dense", "-o", in_folder("text.txt/x.json")), "cannot be written"),

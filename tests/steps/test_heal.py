@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, BertModel
 from headwise.families.calibration import Batch, Calibration
 from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed, InputError
 from headwise.records.healing import Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
@@ -256,7 +256,7 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_best(pair, tmp_path, mo
         ),
     )
     count = itertools.count()
-    with pytest.raises(InputError, match=r"not a number at step 21\. The best weights so far \(global 12\) stay in"):
+    with pytest.raises(Failed, match=r"not a number at step 21\. The best weights so far \(global 12\) stay in"):
         heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=Healing(stage="global", **QUICK))
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "out.healing").glob("best-*.safetensors"))
@@ -266,7 +266,7 @@ def test_a_layer_whose_error_is_not_a_number_stops_and_is_named(pair, tmp_path):
     folder, student, teacher = pair
     how = Healing(stage="local", local_rate=1e30, **QUICK)
     for _ in range(2):  # nothing of it is kept that would spoil a rerun
-        with pytest.raises(InputError, match=r"error of layer 0 is not a number\. The weights of the start stay in"):
+        with pytest.raises(Failed, match=r"error of layer 0 is not a number\. The weights of the start stay in"):
             heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=how)
     assert not (tmp_path / "out").exists()
 

@@ -324,7 +324,7 @@ def test_a_model_that_gives_nan_is_refused(tmp_path):
     save_tokenizer(tmp_path / "model")
     result = run(tmp_path / "model", "-o", tmp_path / "run", "--tokens", 64)
     assert result.returncode == 2
-    assert result.stderr.count("\n") == 1 and "NaN or infinity in layers.1.self_attn" in result.stderr
+    assert result.stderr.count("\n") == 1 and "weights model.layers.1.self_attn.v_proj.weight" in result.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed
 from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
 from headwise.training.work import METRICS, Work
 
@@ -128,7 +128,7 @@ def test_metrics_are_taken_back_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_held_out_scores_that_are_no_numbers_stop_it(tmp_path):
     model, loss, _ = problem()
-    with pytest.raises(InputError, match=r"The held-out error is not a number at step 10\. A lower learning rate"):
+    with pytest.raises(Failed, match=r"The held-out error is not a number at step 10\. A lower learning rate"):
         fit(Accelerator(cpu=True), model, SCHEDULE, loss, lambda wrapped: {"error": math.nan}, Work(tmp_path, "a"))
 
 

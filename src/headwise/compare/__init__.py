@@ -148,6 +148,10 @@ def _part(progress: Progress, title: str, number: int, count: int) -> Progress:
 
 def _all_readings(contenders: Sequence[Contender], trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """Trials in order; a shape that was not trained for its speed counts with the tokens it has."""
+    for name, reading in {(trial.shape, trial.reading) for trial in trials}:
+        curves = [trial.curve for trial in trials if (trial.shape, trial.reading) == (name, reading)]
+        if len({tuple(tokens for tokens, _ in curve) for curve in curves}) > 1:
+            raise InputError(f"The trainings of {name} were measured at different steps: remove those that are odd.")
     places = {each.name: place for place, each in enumerate(contenders)}
     timed = {trial.shape for trial in trials if trial.reading == "time"}
     more = [replace(trial, reading="time") for trial in trials if trial.shape not in timed]

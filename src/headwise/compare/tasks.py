@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.comparison import Trial
-from headwise.records.errors import InputError
-from headwise.records.files import read_json, write_text
+from headwise.records.errors import Failed, InputError
+from headwise.records.files import write_text
 from headwise.records.plan import Plan
+from headwise.records.reading import Reader, read_json
 from headwise.records.training import Training
 from headwise.steps.train.examples import Examples, Progress
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
@@ -24,6 +25,9 @@ from headwise.training.work import Work
 DATA, TASKS, PACE = "data", "tasks", "pace.json"
 HASH, SEAL = "inputs_hash", "sha256"
 Note = Callable[[str], None]
+HASH = "inputs_hash"
+LEAST_PACE = 1e-6  # tokens per second
+APART = 100  # times the slowest that the fastest of shapes to compare may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,14 @@ class Timing:
 
     def known(self) -> dict[str, Any] | None:
         """What was measured for the same plans and settings before."""
-        return _known(self.setting.folder / PACE, self._hash())
+        found = _known(self.setting.folder / PACE, self._hash())
+        if found is None:
+            return None
+        paces = found.child("tokens_per_second").nested([len(self.plans)], least=LEAST_PACE)
+        if max(paces) > APART * min(paces):
+            raise found.child("tokens_per_second").error(f"expected speeds within a factor of {APART}")
+        found.choice("precision", ("bf16", "fp32"))
+        return found.content
 
     def run(self, progress: Progress, note: Note) -> dict[str, Any]:
         """Measure and put it down."""
@@ -99,9 +110,10 @@ class Learning:
         found = _known(self._file(), self._hash())
         if found is None:
             return None
-        curve = tuple((tokens, loss) for tokens, loss in found.pop("curve"))
-        del found[HASH]
-        return Trial(**found, curve=curve)
+        trial = Trial.read(found)
+        if (trial.shape, trial.seed, trial.reading) != (self.name, self.how.seed, self.reading):
+            raise found.error(f"expected the training {self.title}")
+        return trial
 
     def run(self, progress: Progress, note: Note) -> Trial:
         """Train from the last checkpoint on, and put down what comes out."""
@@ -111,8 +123,8 @@ class Learning:
         task = Task(examples, self.how, self.how.precision == "bf16")
         try:
             fit_plan(join_processes(), self.plan, task, work, progress)
-        except InputError as error:
-            raise InputError(f"{self.title}: {error}") from None
+        except (InputError, Failed) as error:
+            raise type(error)(f"{self.title}: {error}") from None
         for text in work.notes:
             note(f"{self.title}: {text}")
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
@@ -135,14 +147,14 @@ def _put(file: Path, found: Mapping[str, Any]) -> None:
     write_text(file, json.dumps({**found, SEAL: _seal(found)}))
 
 
-def _known(file: Path, inputs_hash: str) -> dict[str, Any] | None:
+def _known(file: Path, inputs_hash: str) -> Reader | None:
     """What was put into ``file`` for the same inputs, or an `InputError` where it was changed since."""
     if not file.is_file():
         return None
     found = read_json(file)
     if found.pop(SEAL, None) != _seal(found):
         raise InputError(f"{file} was changed since headwise compare wrote it; remove it, and it is made again.")
-    return found if found.get(HASH) == inputs_hash else None
+    return Reader(found, f"{file}") if found.get(HASH) == inputs_hash else None
 
 
 def _seal(found: Mapping[str, Any]) -> str:

@@ -9,12 +9,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.processors import open_image_processor
+from headwise.families.arrays import read_arrays, read_pictures
+from headwise.families.fitness import check_inputs, check_tokens
 from headwise.families.sites import sites_of
 from headwise.families.texts import Text
 from headwise.families.windows import CHARACTERS, SHORTEST, Tokens, Window, hold_out, in_order, spread, tokenise
@@ -30,7 +30,6 @@ TOO_FEW = 0.9  # of the tokens that were asked for: fewer are worth a note
 TOKENS_AT_ONCE = 1024
 SPOKEN_TOKENS = 64  # that a speech model says itself where nobody gives it a transcript
 MOST_INPUTS = 8  # times the tokens asked for, where a stack sees few tokens of each input
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +160,19 @@ def file_calibration(
     As many are used as give the stack that sees the fewest tokens of an input ``tokens`` in all, within reason; every
     fifth of them is held out.
     """
-    most = MOST_INPUTS * tokens
-    arrays = _pictures(source, path, most, trust_remote_code) if path.is_dir() else read_arrays(path)
+    if path.is_dir():
+        most = MOST_INPUTS * tokens
+        arrays = read_pictures(source, path, most, trust_remote_code=trust_remote_code)
+    else:
+        arrays = read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
     if not len(arrays[name]):
         raise InputError(f"{path} holds no {name}.")
+    check_inputs(model, arrays, str(path))
     arrays = {key: array.to(model.dtype) if array.is_floating_point() else array for key, array in arrays.items()}
-    one = _tokens_of(model, arrays[name][:1])
+    one = _tokens_of(model, {key: array[:1] for key, array in arrays.items()})
     fewest = min(one, _spoken(model, arrays)) if model.config.is_encoder_decoder else one
     wanted = min(-(-tokens // fewest), MOST_INPUTS * -(-tokens // one))
     used = min(len(arrays[name]), max(1, round((1 + CHECKED) * wanted)))
@@ -276,6 +279,7 @@ def _batches(
         above = 1 << (size - 1).bit_length()  # its rows see more than half and at most so many keys
         seen = tuple(length for length in lengths if (length <= size if causal else length == size)) or (above,)
         for rows in torch.tensor(list(group)).split(step):
+            check_tokens(model, rows, "The tokenizer")
             batches.append(Batch({"input_ids": rows}, rows.numel(), seen, kind))
     return batches
 
@@ -301,48 +305,17 @@ def _one_by_one(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
 
 
-def _pictures(source: str, folder: Path, most: int, trusted: bool) -> dict[str, Tensor]:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
-    if not files:
-        raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
-    try:
-        from PIL import Image  # noqa: PLC0415 - only pictures need it
-    except ImportError:
-        raise InputError("Reading pictures needs pillow: pip install pillow.") from None
-    processor = open_image_processor(source, trust_remote_code=trusted)
-    tensors = []
-    for path in files:
-        try:
-            with Image.open(path) as image:
-                tensors.append(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"])
-        except OSError as error:
-            raise InputError(f"{path} cannot be read as a picture: {error}.") from error
-    return {"pixel_values": torch.cat(tensors)}
-
-
-def read_arrays(path: Path) -> dict[str, Tensor]:
-    """The arrays of a .npz file: single-precision or whole numbers."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except FileNotFoundError:
-        raise InputError(f"There is no file or folder {path}.") from None
-    except Exception as error:
-        raise InputError(f"{path} is not a .npz file of plain arrays: {error}") from error
-    return {name: array.float() if array.is_floating_point() else array.long() for name, array in found.items()}
-
-
-def _tokens_of(model: PreTrainedModel, one: Tensor) -> int:
-    """Tokens the (first) attention stack makes of one input."""
+def _tokens_of(model: PreTrainedModel, one: dict[str, Tensor]) -> int:
+    """Tokens the (first) attention stack makes of one input; raises where it makes none."""
     seen: list[int] = []
     block = sites_of(model)[0].block
     handle = block.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
         with_kwargs=True,
     )
-    inputs = {model.main_input_name: one}
+    inputs = dict(one)
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = torch.zeros(1, 1, dtype=torch.long)
+        inputs.setdefault("decoder_input_ids", torch.zeros(1, 1, dtype=torch.long))
     try:
         with torch.no_grad():
             model(**inputs)

@@ -8,12 +8,14 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.processors import open_tokenizer
+from headwise.families.fitness import check_tokens
+from headwise.families.processors import encode, open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.texts import read_text
 from headwise.records.errors import InputError
 
 ENDING = "ForSequenceClassification"
+DIGITS = 10  # more than the number of any label has
 
 
 def check_classifies(kind: type[PreTrainedModel], source: str) -> None:
@@ -29,9 +31,10 @@ def accuracy(model: PreTrainedModel, source: str, path: Path, *, trust_remote_co
     longest = shape_of(model).max_tokens
     right = 0
     for label, text in examples:
-        ids = tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")["input_ids"].to(model.device)
+        ids = torch.tensor([encode(tokenizer, text, special=True, longest=longest)], device=model.device)
         if not ids.numel():
             raise InputError(f"{path} holds an example without a single token: {text!r}.")
+        check_tokens(model, ids, f"The tokenizer of {source}")
         with torch.inference_mode():
             logits = cast(Any, model)(input_ids=ids).logits[0]
         if not logits.isfinite().all():
@@ -50,7 +53,7 @@ def read_examples(path: Path, config: PreTrainedConfig, source: str) -> list[tup
         label, tab, text = line.partition("\t")
         if not tab:
             raise InputError(f"{path}, line {number}: expected a label, a tab and a text, found no tab.")
-        index = names.get(label.strip(), int(label) if label.strip().isdecimal() else -1)
+        index = names.get(label.strip(), int(label) if label.strip().isdecimal() and len(label) < DIGITS else -1)
         if index not in range(cast(int, config.num_labels)):
             raise InputError(
                 f"{path}, line {number}: {source} knows no label {label!r}; it knows {', '.join(map(str, names))}."

@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
+from headwise.families.fitness import check_finite, check_numbers
 from headwise.families.foreign import check_config
 from headwise.families.known import BY_MODEL_TYPE, family_of
 from headwise.families.shapes import shape_of
@@ -21,7 +22,7 @@ from headwise.families.sites import base_type
 from headwise.families.student_config import auto_map, stock_class
 from headwise.families.weight_files import check_weights
 from headwise.records.errors import InputError
-from headwise.records.files import read_json
+from headwise.records.reading import read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300
@@ -39,6 +40,7 @@ def open_config(source: str) -> PreTrainedConfig:
         content = read_json(path)
         if not isinstance(content.get("model_type"), str):
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
+        check_numbers(content, str(path))
         if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
             family_of(content["model_type"])
     elif path.suffix in FILES or source.startswith((".", "/", "~")) or source.count("/") > 1:
@@ -116,6 +118,7 @@ def open_model(source: str) -> PreTrainedModel:
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
+    check_finite(model, source)
     return model.eval()
 
 

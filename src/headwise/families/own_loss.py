@@ -14,6 +14,7 @@ from headwise.families.calibration import Batch
 from headwise.families.forward import forward
 from headwise.families.parts import Parts
 from headwise.linalg.divergence import divergences
+from headwise.records.errors import InputError
 
 ROWS_AT_ONCE = 128  # drawing takes twice the memory of what is drawn from
 
@@ -26,6 +27,8 @@ def backward_from_own_output(outputs: Any, seed: int) -> None:
     is its mean square, so that the loss is half the relative square error.
     """
     output, categorical = main_output(outputs)
+    if not output.isfinite().all():
+        raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
     generator = torch.Generator(device=output.device).manual_seed(seed)
     gradient = _class_score(output, generator) if categorical else _normal_score(output, generator)
     output.backward(gradient)

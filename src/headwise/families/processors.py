@@ -21,7 +21,18 @@ IMAGES = ("preprocessor_config.json", ("AutoImageProcessor", "AutoFeatureExtract
 def open_tokenizer(source: str, *, trust_remote_code: bool = False, gguf_file: str | None = None) -> Any:
     """The tokenizer of a model (folder, Hub id, or GGUF file in a folder), or an `InputError`."""
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
-    return _open(AutoTokenizer, "tokenizer", *TOKENIZER, source, trust_remote_code, options)
+    tokenizer = _open(AutoTokenizer, "tokenizer", *TOKENIZER, source, trust_remote_code, options)
+    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str | list[str], *, special: bool = False, longest: int | None = None) -> list[Any]:
+    """The tokens of a text (of several), up to ``longest``, with or without the ``special`` ones around it."""
+    try:
+        cut = {} if longest is None else {"truncation": True, "max_length": longest}
+        return tokenizer(text, add_special_tokens=special, **cut)["input_ids"]
+    except Exception as error:  # a tokenizer is what its files say, which are foreign
+        raise InputError(f"The tokenizer cannot read this text: {' '.join(str(error).split())[:200]}") from error
 
 
 def open_image_processor(source: str, *, trust_remote_code: bool = False) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from headwise.families.profile_tensors import check_profile_tensors
 from headwise.families.tensor_files import open_tensors
 from headwise.records.errors import InputError
 from headwise.records.profile import Profile
@@ -17,6 +18,7 @@ def open_profile(folder: Path) -> tuple[Profile, dict[str, Tensor]]:
     """The profile in ``folder`` and its tensors, or an `InputError` where they are of different measurements."""
     profile = Profile.load(folder / PROFILE)
     facts, tensors = open_tensors(folder / TENSORS)
+    check_profile_tensors(folder / TENSORS, profile.shape, tensors)
     if facts.get("inputs_hash") != profile.inputs_hash or facts.get("fingerprint", "") != profile.fingerprint:
         raise InputError(f"{folder / TENSORS} is not of the measurement that {folder / PROFILE} tells of.")
     return profile, tensors

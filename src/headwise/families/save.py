@@ -27,9 +27,10 @@ from headwise.families.sites import base_type
 from headwise.families.student_config import auto_map, stock_class_of
 from headwise.records.budget import told
 from headwise.records.cost import cost_of
-from headwise.records.files import new_folder, read_json, write_text
+from headwise.records.files import new_folder, write_text
 from headwise.records.locks import locking
 from headwise.records.plan import Plan
+from headwise.records.reading import read_json
 
 SCORES = "## Scores"
 DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from headwise.records.errors import InputError
 from headwise.records.files import replacing
+from headwise.records.reading import parse_json
 
 FACTS, SEAL = "facts", "sha256"
 Found = tuple[dict[str, str], dict[str, Tensor]]
+Kinds = Mapping[str, tuple[torch.dtype, Sequence[int]]]  # names, types and shapes
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
@@ -37,7 +39,7 @@ def open_tensors(path: Path, *, sealed: bool = False) -> Found:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise InputError(f"{path} is damaged: {error}.") from None
     seal = facts.pop(SEAL, None)
     if (sealed or seal is not None) and seal != _seal(facts, tensors):
@@ -54,13 +56,31 @@ def read_tensors(path: Path, inputs_hash: str) -> Found | None:
     return found if found[0].get("inputs_hash") == inputs_hash else None
 
 
+def check_tensors(tensors: Mapping[str, Tensor], wanted: Kinds, where: str) -> None:
+    """Raise where ``tensors`` are not exactly those ``wanted``, or hold what is no finite number."""
+    missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing:
+        raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them.")
+    if extra:
+        raise InputError(f"{where} holds {len(extra)} tensors that do not belong there, {extra[0]} among them.")
+    for name, (kind, shape) in wanted.items():
+        found = tensors[name]
+        if (found.dtype, tuple(found.shape)) != (kind, tuple(shape)):
+            raise InputError(
+                f"{where}: expected {name} as {kind} of shape {tuple(shape)}, found {found.dtype} of "
+                f"{tuple(found.shape)}."
+            )
+        if found.is_floating_point() and not found.isfinite().all():
+            raise InputError(f"{where}: some numbers in {name} are NaN or infinite.")
+
+
 def _facts(metadata: Mapping[str, str]) -> dict[str, str]:
     """What a file says of its tensors; earlier versions wrote one entry for each fact."""
     if FACTS not in metadata:
         return dict(metadata)
     try:
-        found = json.loads(metadata[FACTS])
-    except (ValueError, RecursionError):
+        found = parse_json(metadata[FACTS].encode(), FACTS)
+    except InputError:
         found = {}
     return found if isinstance(found, dict) else {}
 

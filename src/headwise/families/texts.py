@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from headwise.records.errors import InputError
+from headwise.records.reading import parse_json
 from headwise.records.text import TextFormat
 
 TEXTS = resources.files("headwise.families") / "text"
@@ -125,10 +125,7 @@ def _json_lines(content: str, name: str) -> Text:
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}, line {number}: not JSON: {error}.") from None
+        row = parse_json(line.encode(), f"{name}, line {number}")
         if isinstance(row, dict) and "messages" in row:
             dialogues.append(_dialogue(row["messages"], f"{name}, line {number}"))
         elif isinstance(row, dict) and isinstance(row.get("text"), str):

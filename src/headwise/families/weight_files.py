@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from headwise.families.foreign import find_file, is_inside
 from headwise.records.errors import InputError
-from headwise.records.files import read_json
+from headwise.records.reading import read_json
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

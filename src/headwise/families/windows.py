@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.families.processors import encode
 from headwise.families.texts import Text
 from headwise.records.errors import InputError
 
@@ -133,15 +134,13 @@ def _framed(tokens: Tokens, ids: list[int]) -> Window:
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens the model wants before and after a sequence."""
-    plain = tokenizer("word", add_special_tokens=False)["input_ids"]
-    full = tokenizer("word")["input_ids"]
+    plain, full = encode(tokenizer, "word"), encode(tokenizer, "word", special=True)
     start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)
     return ([], []) if start is None else (full[:start], full[start + len(plain) :])
 
 
 def _encode(tokenizer: Any, passages: Sequence[str]) -> list[list[int]]:
-    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
-    return [tokenizer(passage, add_special_tokens=False)["input_ids"] for passage in passages]
+    return [encode(tokenizer, passage) for passage in passages]
 
 
 def _rendered(tokenizer: Any, text: Text) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import platform
@@ -126,20 +127,31 @@ def _end_with_parent() -> None:
 
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
     module = module_of(paper, experiment)
-    outcomes = [Outcome.load(job.path(folder)) for job in Job.all(paper, experiment, grid)]
+    outcomes = [_load(job, folder) for job in Job.all(paper, experiment, grid)]
     points = [Point(settings, outcome.found) for settings, outcome in zip(grid, outcomes, strict=True)]
-    findings = Findings(
-        paper,
-        experiment,
-        size,
-        len(grid),
-        _seeds(grid),
-        round(sum(outcome.seconds for outcome in outcomes), 1),
-        tuple(module.check(points)),
-        tuple(module.draw(points)),
-    )
-    findings.save(folder)
+    seconds = round(sum(outcome.seconds for outcome in outcomes), 1)
+    try:
+        verdicts, charts = tuple(module.check(points)), tuple(module.draw(points))
+        findings = Findings(paper, experiment, size, len(grid), _seeds(grid), seconds, verdicts, charts)
+        findings.save(folder)
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # files may have been edited
+        raise InputError(
+            f"{folder / paper / experiment} holds outcomes that cannot be checked ({type(error).__name__}: {error}): "
+            "remove those that were changed, and run again."
+        ) from error
     return findings
+
+
+def _load(job: Job, folder: Path) -> Outcome:
+    path = job.path(folder)
+    outcome = Outcome.load(path)
+    if (outcome.paper, outcome.experiment, outcome.recipe) != (job.paper, job.experiment, job.recipe) or (
+        json.dumps(outcome.settings, sort_keys=True) != json.dumps(job.settings, sort_keys=True)
+    ):
+        raise InputError(f"{path} is the outcome of other settings: remove it, and run again.")
+    return outcome
 
 
 def _seeds(grid: Sequence[Any]) -> int:

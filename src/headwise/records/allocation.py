@@ -69,11 +69,24 @@ def choose(offers: Sequence[Sequence[Option]], limit: int) -> list[Option]:
         spent -= hull[place].price - hull[place + 1].price
         if place + 2 < len(hull):
             heapq.heappush(heap, (_rate(hull, place + 1), layer, place + 1))
-    while moves := _best_moves(offers, chosen, limit - spent):
+    return _improved(offers, chosen, limit - spent)
+
+
+def _improved(offers: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[Option]:
+    """``chosen`` after all moves that help. The sum falls with each, so that no choice comes twice and this ends."""
+    while moves := _best_moves(offers, chosen, left):
+        better = list(chosen)
         for move in moves:
-            chosen[move.layer] = move.option
-            spent += move.price
+            better[move.layer] = move.option
+            left -= move.price
+        if not _total(better) < _total(chosen):  # differences of large numbers, or none at all, may promise otherwise
+            break
+        chosen = better
     return chosen
+
+
+def _total(chosen: Iterable[Option]) -> float:
+    return sum(option.damage for option in chosen)
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
@@ -103,7 +116,7 @@ def _best_moves(offers: Sequence[Sequence[Option]], chosen: list[Option], left: 
     prices = [move.price for move in downs]
     most, best = LEAST_GAIN, []
     for up in moves:
-        if up.damage >= -most:
+        if not up.damage < -most:
             continue
         if up.price <= left:
             most, best = -up.damage, [up]

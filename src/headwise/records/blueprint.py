@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from headwise.records.errors import InputError
-from headwise.records.files import Reader
+from headwise.records.reading import Reader
 from headwise.records.shape import LayerShape, ModelShape
 
 

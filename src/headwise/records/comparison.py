@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from headwise.records.files import write_record
+from headwise.records.reading import Reader
 
 KIND, VERSION = "comparison", 1
 EQUAL = 0.02  # parameters may differ by so much of the first shape's
@@ -43,6 +44,23 @@ class Trial:
     loss: float
     best: float
     curve: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def read(cls, row: Reader) -> Trial:
+        """A training out of a JSON file."""
+        curve = tuple(_read_point(point) for point in row.rows("curve"))
+        found = cls(
+            row.text("shape"),
+            row.integer("seed"),
+            row.choice("reading", ("tokens", "time")),
+            row.integer("tokens", least=1),
+            row.number("loss"),
+            row.number("best"),
+            curve,
+        )
+        if not curve or curve[-1] != (found.tokens, found.loss):
+            raise row.child("curve").error(f"expected points up to {found.tokens:,} tokens and a loss of {found.loss}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +142,12 @@ class Comparison:
     def save(self, path: Path) -> None:
         """Write all of it as JSON, whole or not at all."""
         write_record(path, KIND, VERSION, self.body())
+
+
+def _read_point(row: Reader) -> tuple[int, float]:
+    row.nested([2])
+    tokens, loss = row.items()
+    return tokens.as_integer(least=1), loss.as_number()
 
 
 def _against(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""The exceptions that mean: the user's input is wrong, and this sentence says how."""
+"""The exceptions that are for the user: the input is wrong, or the work failed; the sentence says how."""
 
 
 class InputError(ValueError):
@@ -7,3 +7,7 @@ class InputError(ValueError):
 
 class BudgetError(InputError):
     """A budget that no plan can keep to."""
+
+
+class Failed(RuntimeError):
+    """The input was right and the work still failed. A whole sentence; the command line prints it and exits with 1."""

@@ -1,4 +1,4 @@
-"""Versioned JSON files: written whole or not at all, read with errors that say what was expected and what was found."""
+"""Files and folders written whole or not at all, among them versioned JSON records."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headwise.records.errors import InputError
 
-Kind = TypeVar("Kind")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -96,6 +95,13 @@ def check_free(path: Path) -> None:
     check_writable(path)
 
 
+def check_file(path: Path) -> None:
+    """Raise where no file can be written at ``path``."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file.")
+    check_writable(path)
+
+
 def check_writable(path: Path) -> None:
     """Raise where nothing can be written at ``path``."""
     path = path.resolve()
@@ -139,113 +145,3 @@ def write_record(path: Path, kind: str, version: int, body: Mapping[str, Any], i
 def record_text(kind: str, version: int, body: Mapping[str, Any], indent: int | None = 1) -> str:
     """A record as JSON: its kind and version, then its fields."""
     return json.dumps({"headwise": kind, "version": version, **body}, indent=indent, allow_nan=False)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or an `InputError`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged or not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object, found {_kind(content)}.")
-    return content
-
-
-def read_record(path: Path, kind: str, version: int) -> Reader:
-    """The fields of a record of ``kind``, no newer than ``version``."""
-    content = read_json(path)
-    found = content.get("headwise")
-    if found != kind:
-        was = f"a headwise {found}" if isinstance(found, str) else "some other JSON file"
-        raise InputError(f"{path}: expected a headwise {kind}, found {was}.")
-    written = content.get("version")
-    if not isinstance(written, int) or written < 1:
-        raise InputError(f"{path}: expected a version number, found {written!r}.")
-    if written > version:
-        raise InputError(
-            f"{path} is a {kind} of version {written}; this headwise reads up to {version}: pip install -U headwise."
-        )
-    return Reader(content, f"{path}")
-
-
-class Reader:
-    """A piece of a JSON file that knows where it stands, for errors a person can act on."""
-
-    def __init__(self, content: Any, where: str) -> None:
-        self.content = content
-        self.where = where
-
-    def error(self, expected: str) -> InputError:
-        """An `InputError` that points at this place."""
-        return InputError(f"{self.where}: {expected}, found {_kind(self.content)}.")
-
-    def only(self, *names: str) -> None:
-        """Raise on a field that is none of ``names``: a misspelt one would be ignored silently."""
-        unknown = sorted(set(self.content) - set(names)) if isinstance(self.content, dict) else []
-        if unknown:
-            raise InputError(f"{self.where}: unknown field {unknown[0]!r}; known are {', '.join(names)}.")
-
-    def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
-        return isinstance(self.content, dict) and self.content.get(name) is not None
-
-    def child(self, name: str) -> Reader:
-        """The field ``name``, which must be there."""
-        if not isinstance(self.content, dict):
-            raise self.error("expected a JSON object")
-        if name not in self.content:
-            raise InputError(f"{self.where}: the field {name!r} is missing.")
-        return Reader(self.content[name], f"{self.where}, {name}")
-
-    def integer(self, name: str) -> int:
-        """The field ``name`` as a whole number."""
-        child = self.child(name)
-        return child._as(int, "a whole number")
-
-    def integers(self) -> tuple[int, ...]:
-        """This list of whole numbers."""
-        return tuple(item._as(int, "a whole number") for item in self.items())
-
-    def number(self, name: str) -> float:
-        """The field ``name`` as a number, whole or not."""
-        child = self.child(name)
-        if type(child.content) not in (int, float):
-            raise child.error("expected a number")
-        return child.content
-
-    def text(self, name: str) -> str:
-        """The field ``name`` as text."""
-        child = self.child(name)
-        return child._as(str, "text")
-
-    def flag(self, name: str) -> bool:
-        """The field ``name`` as true or false; false where it is missing."""
-        return self.child(name)._as(bool, "true or false") if self.has(name) else False
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        """The field ``name`` as an object; empty where it is missing."""
-        return self.child(name)._as(dict, "a JSON object") if self.has(name) else {}
-
-    def rows(self, name: str) -> list[Reader]:
-        """The items of the list ``name``."""
-        return self.child(name).items()
-
-    def items(self) -> list[Reader]:
-        """The items of this list."""
-        content = self._as(list, "a list")
-        return [Reader(item, f"{self.where} {index}") for index, item in enumerate(content)]
-
-    def _as(self, kind: type[Kind], expected: str) -> Kind:
-        if not isinstance(self.content, kind) or (kind is int and isinstance(self.content, bool)):
-            raise self.error(f"expected {expected}")
-        return self.content
-
-
-def _kind(content: Any) -> str:
-    names = {dict: "an object", list: "a list", str: f"the text {content!r}", type(None): "nothing"}
-    return names.get(type(content), repr(content))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from headwise.records.errors import InputError
+from headwise.records.reading import read_lines
 from headwise.records.training import Precision
 
 Stage = Literal["local", "global", "both"]
@@ -75,5 +75,9 @@ class Healing:
 
 def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:
     """How the healing of the model in ``folder`` went: stage, tokens learnt from and scores on held-out text."""
-    lines = (json.loads(line) for line in (folder / CURVE).read_text(encoding="utf-8").splitlines())
-    return [(line["stage"], line["tokens"], line["scores"]) for line in lines if "scores" in line]
+    lines = [line for line in read_lines(folder / CURVE) if line.has("scores")]
+    found = [(line.text("stage"), line.integer("tokens", least=0), line.scores("scores")) for line in lines]
+    for line, (_, _, scores) in zip(lines, found, strict=True):
+        if list(scores) != list(found[0][2]):
+            raise line.child("scores").error(f"expected {', '.join(found[0][2])} as before")
+    return found

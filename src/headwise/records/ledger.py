@@ -17,7 +17,8 @@ from typing import Any
 
 from headwise.records.contents import contents_of
 from headwise.records.errors import InputError
-from headwise.records.files import check_writable, read_record, write_record
+from headwise.records.files import check_writable, write_record
+from headwise.records.reading import read_record
 
 KIND, VERSION = "run", 2
 CARD = "README.md"  # scores are written into it later, and nothing is made from it: it only has to be there

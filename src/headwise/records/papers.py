@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headwise.records.files import Reader, read_record, write_record
+from headwise.records.errors import InputError
+from headwise.records.files import write_record
+from headwise.records.reading import Reader, read_record
 
 OUTCOME, FINDINGS, VERSION = "paper-outcome", "paper-findings", 1
 HELD, CONDITIONAL, FAILED = "held", "held under conditions", "not held"
 UNREACHED, OPEN = "out of reach here", "not run yet"
+STATUSES = (HELD, CONDITIONAL, FAILED, UNREACHED, OPEN)
 DIGITS = 16
 
 
@@ -90,7 +93,7 @@ class Outcome:
             record.integer("recipe"),
             record.mapping("settings"),
             record.mapping("found"),
-            record.number("seconds"),
+            record.number("seconds", least=0),
             record.mapping("versions"),
         )
 
@@ -128,10 +131,10 @@ class Findings:
             record.text("paper"),
             record.text("experiment"),
             record.text("size"),
-            record.integer("settings"),
-            record.integer("seeds"),
-            record.number("seconds"),
-            tuple(Verdict(**row.content) for row in record.rows("verdicts")),
+            record.integer("settings", least=0),
+            record.integer("seeds", least=0),
+            record.number("seconds", least=0),
+            tuple(_verdict(row) for row in record.rows("verdicts")),
             tuple(_chart(row) for row in record.rows("charts")),
         )
 
@@ -142,7 +145,23 @@ def outcome_path(folder: Path, paper: str, experiment: str, recipe: int, setting
     return folder / paper / experiment / f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.json"
 
 
+def _verdict(row: Reader) -> Verdict:
+    row.only(*(item.name for item in fields(Verdict)))
+    return Verdict(row.text("claim"), row.choice("status", STATUSES), row.text("figure"), row.text("because"))
+
+
 def _chart(row: Reader) -> Chart:
-    lines = [line.content for line in row.rows("lines")]
-    drawn = tuple(Line(line["name"], tuple(line["x"]), tuple(line["y"]), line["paper"]) for line in lines)
-    return Chart(row.text("title"), row.text("x"), row.text("y"), drawn, row.flag("log_x"), row.flag("log_y"))
+    row.only(*(item.name for item in fields(Chart)))
+    log_x, log_y = row.flag("log_x"), row.flag("log_y")
+    lines = tuple(_line(line, log_x) for line in row.rows("lines"))
+    return Chart(row.text("title"), row.text("x"), row.text("y"), lines, log_x, log_y)
+
+
+def _line(row: Reader, log_x: bool) -> Line:
+    row.only(*(item.name for item in fields(Line)))
+    x, y = (row.child(name).numbers() for name in ("x", "y"))
+    if len(x) != len(y):
+        raise InputError(f"{row.where}: {len(x)} numbers in x and {len(y)} in y; each point needs both.")
+    if log_x and not all(value > 0 for value in x):
+        raise row.child("x").error("expected numbers above 0 for a logarithmic axis")
+    return Line(row.text("name"), x, y, row.flag("paper"))

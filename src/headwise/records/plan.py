@@ -9,7 +9,8 @@ from typing import Any
 
 from headwise.records.blueprint import Blueprint
 from headwise.records.errors import InputError
-from headwise.records.files import Reader, read_record, record_text, write_text
+from headwise.records.files import record_text, write_text
+from headwise.records.reading import Reader, read_record
 from headwise.records.shape import LayerShape, ModelShape, Norm
 
 KIND = "plan"
@@ -232,6 +233,8 @@ class Plan:
         reader.only("headwise", "version", *(field.name for field in fields(cls)))
         layers = tuple(_read_layer(row) for row in reader.rows("layers"))
         blueprint = Blueprint.read(reader.child("blueprint")) if reader.has("blueprint") else None
+        if blueprint is None and reader.mapping("predicted"):
+            _check_predicted(reader)
         return cls(
             family=reader.text("family"),
             width=reader.integer("width"),
@@ -253,6 +256,19 @@ def _read_before(reader: Reader) -> tuple[tuple[int, ...], ...]:
             raise row.error(f"expected the four numbers {', '.join(DIMS)}")
         before.append(values)
     return tuple(before)
+
+
+def _check_predicted(reader: Reader) -> None:
+    """Raise where what `headwise plan` says of a plan that answers a budget is not there, or is no number."""
+    reader.child("budget").text("dtype")
+    predicted = reader.child("predicted")
+    for name in ("damage", "kept"):
+        predicted.number(name, least=0)
+    for name in ("expected", "measured"):
+        if predicted.has(name):
+            predicted.number(name)
+    for name in ("kv_bytes_per_token", "attention_parameters"):
+        predicted.child(name).nested([2], least=0)
 
 
 def _read_layer(row: Reader) -> LayerPlan:

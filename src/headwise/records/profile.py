@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headwise.records.files import Reader, read_record, write_record
-from headwise.records.shape import Latent, LayerShape, ModelShape
+from headwise.records.errors import InputError
+from headwise.records.files import write_record
+from headwise.records.reading import LARGEST, Reader, read_record
+from headwise.records.shape import LayerShape, ModelShape
 
 KIND = "profile"
 VERSION = 2
@@ -146,6 +148,9 @@ QUANTITIES: dict[str, Quantity] = {
     "qk_pairs": Quantity(("dim",), "RoPE pairs among those dimensions."),
     "v_damage": Quantity(("dim",), "The same for value dimensions."),
 }
+PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
+SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
+HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,42 @@ class LayerProfile:
     v_widths: tuple[int, ...]
     values: Mapping[str, Any]
     samples: int = 0
+
+    def check(self, layer: LayerShape, maps: bool, where: str) -> None:
+        """Raise where a quantity is missing, or its lists are not as long as ``layer`` says, or not finite numbers."""
+        values = Reader(self.values, f"{where}, values")
+        values.only(*QUANTITIES)
+        needed = [name for name in (QUANTITIES if maps else PLANNED) if self.values and self._measured(name, layer)]
+        for name in (*needed, *(name for name in self.values if name not in needed)):
+            axes = QUANTITIES[name].axes
+            holes = axes.index(HOLED[name]) if name in HOLED else None
+            least = 0.0 if name.endswith(("damage", "spectrum", "dims", "pairs")) else -LARGEST
+            values.child(name).nested([self._length(axis, name, layer) for axis in axes], least, holes)
+        if "twin" in self.values:
+            values.child("twin").integers(0, layer.heads - 1)
+
+    def _measured(self, name: str, layer: LayerShape) -> bool:
+        """Whether a whole profile has ``name`` of this layer."""
+        if name == "jacobian_exponent":
+            return len(self.lengths) > 1
+        return bool(layer.rotary) if name.startswith("rope") else name not in SAMPLED
+
+    def _length(self, axis: str, name: str, layer: LayerShape) -> int | None:
+        """How long lists along ``axis`` are; None where any length will do."""
+        widths, full, units = self.widths, layer.qk_dim, layer.units
+        if name.startswith("v"):
+            widths, full, units = self.v_widths, layer.v_dim, layer.v_dim
+        lengths = {
+            "head": layer.heads,
+            "group": layer.kv_heads,
+            "share": len(SHARES),
+            "length": len(self.lengths),
+            "width": len(widths),
+            "pair": layer.rotary // 2,
+            "unit": units,
+            "dim": full + 1,
+        }
+        return lengths.get(axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +250,35 @@ class Profile:
         """Read a profile; a damaged or foreign file raises an `InputError` that says what was expected and found."""
         reader = read_record(path, KIND, VERSION)
         reader.only("headwise", "version", "definitions", *(item.name for item in fields(cls)))
-        return cls(
+        reader.child("model").text("source")
+        reader.child("settings").integer("tokens", least=1)
+        profile = cls(
             model=reader.mapping("model"),
-            shape=_read_shape(reader.child("shape")),
+            shape=ModelShape.read(reader.child("shape")),
             text=reader.mapping("text"),
             settings=reader.mapping("settings"),
             versions=reader.mapping("versions"),
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             inputs_hash=reader.text("inputs_hash"),
-            notes=tuple(str(note.content) for note in reader.rows("notes")),
+            notes=reader.texts("notes"),
             checks=_read_checks(reader.rows("checks")) if reader.has("checks") else (),
         )
+        profile.check(f"{path}")
+        return profile
+
+    @property
+    def maps(self) -> bool:
+        """Whether attention maps were looked at, and not only what planning needs."""
+        return self.settings.get("maps") is True
+
+    def check(self, where: str) -> None:
+        """Raise an `InputError` where the layers are not those of the shape, or not measured as they should be."""
+        if len(self.layers) != len(self.shape.layers):
+            raise InputError(
+                f"{where}: {len(self.layers)} layers are measured, the model has {len(self.shape.layers)}."
+            )
+        for number, (found, layer) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
+            found.check(layer, self.maps, f"{where}, layers {number}")
 
 
 def rounded(numbers: Any) -> Any:
@@ -238,7 +297,7 @@ def _read_checks(rows: list[Reader]) -> tuple[Check, ...]:
         Check(
             row.number("predicted"),
             row.number("measured"),
-            row.mapping("parts"),
+            {name: row.child("parts").number(name) for name in row.mapping("parts")},
             row.number("agreement") if row.has("agreement") else None,
         )
         for row in new
@@ -250,27 +309,9 @@ def _read_layer(row: Reader) -> LayerProfile:
     return LayerProfile(
         path=row.text("path"),
         causal=row.flag("causal"),
-        lengths=row.child("lengths").integers(),
-        widths=row.child("widths").integers(),
-        v_widths=row.child("v_widths").integers(),
+        lengths=row.child("lengths").integers(least=1),
+        widths=row.child("widths").integers(least=1),
+        v_widths=row.child("v_widths").integers(least=1),
         values=row.mapping("values"),
-        samples=row.integer("samples") if row.has("samples") else 0,
+        samples=row.integer("samples", least=0) if row.has("samples") else 0,
     )
-
-
-def _read_shape(reader: Reader) -> ModelShape:
-    reader.only(*(item.name for item in fields(ModelShape)))
-    layers = tuple(_read_layer_shape(row) for row in reader.rows("layers"))
-    rest = {item.name: reader.child(item.name).content for item in fields(ModelShape) if item.name != "layers"}
-    return ModelShape(layers=layers, **rest)
-
-
-def _read_layer_shape(row: Reader) -> LayerShape:
-    row.only(*(item.name for item in fields(LayerShape)))
-    try:
-        content = dict(row.content)
-        if row.has("latent"):
-            content["latent"] = Latent(**row.mapping("latent"))
-        return LayerShape(**content)
-    except TypeError as error:
-        raise row.error(f"expected the shape of a layer ({error})") from None

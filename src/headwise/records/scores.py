@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headwise.records.files import Reader, read_record, record_text, write_record
+from headwise.records.files import record_text, write_record
+from headwise.records.reading import Reader, read_record
 
 KIND = "scores"
 VERSION = 1
@@ -100,13 +101,32 @@ class Scores:
         """Read scores; a damaged or foreign file raises an `InputError` that says what was expected and found."""
         reader = read_record(Path(path), KIND, VERSION)
         reader.only("headwise", "version", *(item.name for item in fields(cls)))
+        models = tuple(_read_model(row) for row in reader.rows("models"))
+        if not models or len({tuple(speed.context for speed in model.speed) for model in models}) > 1:
+            raise reader.child("models").error("expected models that were timed at the same lengths")
+        _check_facts(reader)
         return cls(
-            models=tuple(_read_model(row) for row in reader.rows("models")),
+            models=models,
             text=reader.mapping("text"),
             settings=reader.mapping("settings"),
             versions=reader.mapping("versions"),
-            notes=tuple(str(note.content) for note in reader.rows("notes")),
+            notes=reader.texts("notes"),
         )
+
+
+def _check_facts(reader: Reader) -> None:
+    """Raise where what the scores were measured on and with is not there."""
+    if reader.mapping("text"):
+        text = reader.child("text")
+        text.text("name")
+        for name in ("tokens", *(["context"] if text.has("context") else [])):
+            text.integer(name, least=0)
+    if reader.mapping("settings"):
+        settings = reader.child("settings")
+        for name in ("precision", "device"):
+            settings.text(name)
+        for name in ("threads", "rounds"):
+            settings.integer(name, least=1)
 
 
 def _read_model(row: Reader) -> ModelScores:
@@ -115,8 +135,8 @@ def _read_model(row: Reader) -> ModelScores:
         source=row.text("source"),
         kind=row.text("kind"),
         dtype=row.text("dtype"),
-        parameters=row.integer("parameters"),
-        attention_parameters=row.integer("attention_parameters"),
+        parameters=row.integer("parameters", least=0),
+        attention_parameters=row.integer("attention_parameters", least=0),
         speed=tuple(_read_speed(speed) for speed in row.rows("speed")),
         parts=tuple(_read_part(part) for part in row.rows("parts")) if row.has("parts") else (),
         **{name: row.number(name) for name in OPTIONAL if row.has(name)},
@@ -137,4 +157,4 @@ def _read_speed(row: Reader) -> Speed:
 
 def _read_rate(row: Reader) -> Rate:
     row.only(*(item.name for item in fields(Rate)))
-    return Rate(*(row.number(item.name) for item in fields(Rate)))
+    return Rate(*(row.number(item.name, least=0) for item in fields(Rate)))

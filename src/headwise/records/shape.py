@@ -7,16 +7,18 @@ Letters used across the package (capital suffixes on tensor names):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from headwise.records.errors import InputError
+from headwise.records.reading import Reader
 
 if TYPE_CHECKING:
     from headwise.records.plan import LayerPlan, Plan
 
 Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
+BIASES = "qkvo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,13 @@ class Latent:
     kv_rank: int
     rope_dim: int
     q_rank: int | None = None
+
+    @classmethod
+    def read(cls, row: Reader) -> Latent:
+        """These widths out of a JSON file."""
+        row.only(*(item.name for item in fields(cls)))
+        q_rank = row.integer("q_rank", least=1) if row.has("q_rank") else None
+        return cls(row.integer("kv_rank", least=1), row.integer("rope_dim", least=0), q_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,34 @@ class LayerShape:
             raise InputError(f"A layer with {self.heads} heads needs kv_heads, qk_dim and v_dim of at least 1.")
         if self.heads % self.kv_heads:
             raise InputError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
+        if self.rotary > self.qk_dim:
+            raise InputError(f"{self.rotary} coordinates cannot be rotary in heads of width {self.qk_dim}.")
+
+    @classmethod
+    def read(cls, row: Reader) -> LayerShape:
+        """A layer out of a JSON file."""
+        row.only(*(item.name for item in fields(cls)))
+        counts = ("heads", "kv_heads", "qk_dim", "v_dim", "rotary", "own_norm", "rest_parameters", "rest_matmul")
+        biases = row.text("biases")
+        if not set(biases) <= set(BIASES) or len(set(biases)) < len(biases):
+            raise row.child("biases").error(f"expected letters of {BIASES!r}")
+        found: dict[str, Any] = {
+            **{name: row.integer(name, least=0) for name in counts},
+            "window": row.integer("window", least=1) if row.has("window") else None,
+            "latent": Latent.read(row.child("latent")) if row.has("latent") else None,
+            "cache": row.choice("cache", get_args(Cache)),
+            "biases": biases,
+            "norm": row.choice("norm", get_args(Norm)),
+        }
+        try:
+            return cls(**found)
+        except InputError as error:
+            raise InputError(f"{row.where}: {error}") from None
+
+    @property
+    def units(self) -> int:
+        """Units of the keys of one head, which are kept or cut one by one: RoPE pairs, then free directions."""
+        return self.rotary // 2 + self.qk_dim - self.rotary
 
     @property
     def cached_per_token(self) -> int:
@@ -152,6 +189,17 @@ class ModelShape:
     input_matmul: int = 0
     source_tokens: int = 0
     max_tokens: int = 0
+
+    @classmethod
+    def read(cls, reader: Reader) -> ModelShape:
+        """A model out of a JSON file."""
+        reader.only(*(item.name for item in fields(cls)))
+        layers = tuple(LayerShape.read(row) for row in reader.rows("layers"))
+        if not layers:
+            raise reader.child("layers").error("expected at least one layer")
+        counts = ("outside_parameters", "outside_matmul", "input_matmul", "source_tokens", "max_tokens")
+        rest = {name: reader.integer(name, least=0) for name in counts}
+        return cls(reader.text("family"), reader.integer("width", least=1), layers, **rest)
 
     def attention_parameters(self) -> int:
         """Parameters of all attention layers."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from headwise.families.fingerprint import fingerprint
 from headwise.families.load import open_model, open_shape
+from headwise.families.profile_tensors import check_profile_inputs
 from headwise.families.profiled import TENSORS, check_measured, open_profile
 from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
 from headwise.families.refit import Piece
@@ -60,6 +61,7 @@ def compress(
         raise InputError(f"{plan_file} was made for another model: {source} has the same shape, but other weights.")
     if folder is not None and measured is not None:
         notes = check_measured(measured, folder, source, weights)
+    check_profile_inputs(model, tensors)
     made = reduce_model(model, plan, tensors, method, form, refit, progress)
     facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}
     plan = replace(made.plan, fingerprint=weights)

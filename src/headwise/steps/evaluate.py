@@ -25,7 +25,7 @@ from headwise.families.texts import Text, read_texts
 from headwise.families.windows import has_chat, tokenise
 from headwise.linalg.divergence import perplexity
 from headwise.records.errors import InputError
-from headwise.records.files import check_writable
+from headwise.records.files import check_file
 from headwise.records.scores import ModelScores, Scores, Speed
 from headwise.records.shape import ModelShape
 from headwise.records.text import TextFormat
@@ -148,10 +148,8 @@ def _check(sources: Sequence[str], texts: list[str], inputs: Path | None, output
         raise InputError("Give at least one model.")
     if texts and inputs is not None:
         raise InputError("Give text or inputs, not both.")
-    if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder; give the name of a file.")
     if output is not None:
-        check_writable(output)
+        check_file(output)
 
 
 def _check_context(sources: Sequence[str], shapes: list[ModelShape], asked: int | None, tokens: int) -> None:

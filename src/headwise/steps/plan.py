@@ -12,6 +12,8 @@ from headwise.records.plan import Plan
 from headwise.records.planning import plan_for
 from headwise.records.profile import Profile
 
+DIGITS = 5  # of the number of a layer
+
 
 def make_plan(
     source: Path,
@@ -71,5 +73,7 @@ def read_layers(text: str) -> frozenset[int]:
             raise InputError(
                 f'Layers are numbers and ranges with commas between them, as in "0,1,28-29", got {text!r}.'
             )
+        if max(len(first), len(last)) > DIGITS:
+            raise InputError(f"No model has as many layers as {part.strip()!r} names.")
         layers.update(range(int(first), int(last or first) + 1))
     return frozenset(layers)

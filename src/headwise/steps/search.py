@@ -17,6 +17,7 @@ from headwise.families.fingerprint import fingerprint
 from headwise.families.load import open_model
 from headwise.families.own_loss import measure_distance
 from headwise.families.processors import open_tokenizer
+from headwise.families.profile_tensors import check_profile_inputs
 from headwise.families.profiled import check_measured, open_profile
 from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
 from headwise.families.scoring import predicts_next, text_losses
@@ -65,6 +66,7 @@ def plan_within(
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
     check_measured(profile, folder, source, fingerprint(model))
+    check_profile_inputs(model, tensors)
     model.float()
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed
 from headwise.training.work import Work
 
 STAGE = "global"
@@ -168,7 +168,7 @@ def _check_finite(value: float, name: str, step: int, work: Work) -> None:
     if not math.isfinite(value):
         best = work.best()
         kept = "" if best is None else f" The best weights so far ({best.stage} {best.step}) stay in {work.folder}."
-        raise InputError(f"The {name} is not a number at step {step}.{kept} A lower learning rate may help.")
+        raise Failed(f"The {name} is not a number at step {step}.{kept} A lower learning rate may help.")
 
 
 def _checkpoint(

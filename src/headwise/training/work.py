@@ -157,7 +157,7 @@ class Work:
     def _lines(self) -> list[dict[str, Any]]:
         path, found = self.folder / METRICS, []
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):  # cut short by a kill; what was changed has no seal
                 line = json.loads(text)
                 if isinstance(line, dict):
                     found.append(line)

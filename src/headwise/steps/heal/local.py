@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.blocks import Stream
 from headwise.families.sites import Site, sites_of
-from headwise.records.errors import InputError
+from headwise.records.errors import Failed
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
 from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
@@ -98,7 +98,7 @@ def _one_by_one(
                     wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
                 error = _train(now, own, j, wanted, [batch.get("attention_mask") for batch in batches], how)
                 if error is not None and not math.isfinite(error[1]):
-                    raise InputError(
+                    raise Failed(
                         f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
                         "A lower learning rate of single layers may help."
                     )

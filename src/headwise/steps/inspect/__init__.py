@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from headwise import __version__
 from headwise.families.calibration import Calibration, check_reads_text, file_calibration, text_calibration
 from headwise.families.fingerprint import files_fingerprint, fingerprint, located
 from headwise.families.load import open_model
 from headwise.families.processors import open_tokenizer
+from headwise.families.profile_tensors import check_profile_tensors
 from headwise.families.reduce import HELD_OUT, INPUTS, batch_tensors
 from headwise.families.shapes import shape_of
 from headwise.families.tensor_files import write_tensors
@@ -26,6 +28,7 @@ from headwise.families.windows import has_chat
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
+from headwise.records.files import check_writable
 from headwise.records.locks import locking
 from headwise.records.profile import Profile
 from headwise.records.text import TextFormat
@@ -134,6 +137,7 @@ def inspect(
     )
     tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
     tensors |= batch_tensors(calibration.batches, INPUTS) | batch_tensors(calibration.held_out, HELD_OUT)
+    _check_measured(source, profile, tensors)
     if maps:
         profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
     facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
@@ -180,11 +184,21 @@ def _spectral(calibration: Calibration) -> set[int]:
     return chosen
 
 
+def _check_measured(source: str, profile: Profile, tensors: dict[str, Tensor]) -> None:
+    """Raise where what was measured could not be read again: huge weights overflow on the way."""
+    try:
+        profile.check("profile")
+        check_profile_tensors(Path(TENSORS), profile.shape, tensors)
+    except InputError as error:
+        raise InputError(f"{source} gives measurements to make no use of, its weights are damaged: {error}") from None
+
+
 def _check_output(output: Path, source: str) -> None:
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; give a folder.")
     if output.resolve() == Path(source).expanduser().resolve():
         raise InputError(f"{output} is the model's own folder; give another one with -o.")
+    check_writable(output / PROFILE)
 
 
 def _known(output: Path, inputs_hash: str) -> Profile | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwise.families.calibration import read_arrays
+from headwise.families.arrays import read_arrays
 from headwise.records.blueprint import Images
 from headwise.records.errors import InputError
 from headwise.records.training import Training

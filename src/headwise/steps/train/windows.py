@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.families.fingerprint import files_fingerprint
-from headwise.families.processors import open_tokenizer
+from headwise.families.processors import encode, open_tokenizer
 from headwise.families.sources import Source, check_source, pieces_of
 from headwise.families.vocabulary import learn_tokenizer
 from headwise.records.blueprint import Text
@@ -27,6 +27,7 @@ from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Row
 
 AT_ONCE = 16  # pieces of text that become tokens together, in parallel where the tokenizer can
 SMALL = 2**16
+CHECKED = 2**22  # tokens looked at together
 
 
 def read_windows(
@@ -58,10 +59,11 @@ def read_windows(
             _seal(learnt)
         tokenizer = str(learnt)
     opened = open_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    if len(opened) > reads.vocab:
+    size = 1 + max(opened.get_vocab().values(), default=0)
+    if size > reads.vocab:
         raise InputError(
-            f"{tokenizer} has {len(opened):,} tokens, the plan's model knows {reads.vocab:,}; "
-            f"headwise design --vocab {len(opened)} makes room for them."
+            f"{tokenizer} has {size:,} tokens, the plan's model knows {reads.vocab:,}; "
+            f"headwise design --vocab {size} makes room for them."
         )
     kind = np.uint16 if reads.vocab <= SMALL else np.uint32
     made = _hash(contents, words, np.dtype(kind).name)
@@ -69,10 +71,21 @@ def read_windows(
     if not _as_made(file):
         _write_tokens(sources, opened, kind, file, progress)
         _seal(file)
-    tokens = np.memmap(file, kind, mode="r")
+    tokens = _open_tokens(file, kind, reads.vocab)
     rows = rows_of(tokens, context)
     found = Examples.split(rows, (len(tokens) - 1) // context, context, how.held_out, name, made)
     return replace(found, tokenizer=tokenizer)
+
+
+def _open_tokens(file: Path, kind: type, vocab: int) -> np.ndarray:
+    """The tokens in ``file``, or an `InputError` where they cannot be what `_write_tokens` wrote."""
+    size, each = file.stat().st_size, np.dtype(kind).itemsize
+    if not size or size % each:
+        raise InputError(f"{file} is damaged: {size} bytes are no row of tokens. Remove it to have it made again.")
+    tokens = np.memmap(file, kind, mode="r")
+    if any(int(tokens[i : i + CHECKED].max()) >= vocab for i in range(0, len(tokens), CHECKED)):
+        raise InputError(f"{file} is damaged: it holds tokens beyond {vocab - 1}. Remove it to have it made again.")
+    return tokens
 
 
 def rows_of(tokens: np.ndarray, context: int) -> Rows:
@@ -101,11 +114,10 @@ def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: P
     """All tokens one after the other, and an end of text behind every file if the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     done, total = 0, sum(source.characters for source in sources)
-    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
     with replacing(file) as temporary, temporary.open("wb") as out:
         for source in sources:
             for pieces in _groups(source.path):
-                for ids in tokenizer(pieces, add_special_tokens=False)["input_ids"]:
+                for ids in encode(tokenizer, pieces):
                     out.write(np.array(ids, dtype=kind).tobytes())
                 done += sum(map(len, pieces))
                 progress(done, total, "reading text into tokens")
