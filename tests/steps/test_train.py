@@ -28,8 +28,9 @@ from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import faster_in_half, paces
 from headwise.training.processes import in_half, join_processes
 from headwise.training.work import Work
+from tests import cli
 from tests.steps.test_heal import TEXT as SENTENCES
-from tests.steps.test_heal import run, weights
+from tests.steps.test_heal import weights
 from tests.tokens import save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("reopened_here")
@@ -96,9 +97,20 @@ def train_command(given, output, *options):
     return ["train", "--plan", plan, "--data", text, "-o", output, *quick, *options]
 
 
+def in_two_processes(*command):
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*launched, "-m", "headwise", *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
 def test_two_processes_do_what_one_does_with_a_double_batch(given, tmp_path):
     app(list(map(str, train_command(given, tmp_path / "one", "--batch", "4"))), standalone_mode=False)
-    done = run(*train_command(given, tmp_path / "two", "--batch", "2"), processes=2)
+    done = in_two_processes(*train_command(given, tmp_path / "two", "--batch", "2"))
     assert done.returncode == 0, done.stderr
     one, two = ([line.get("scores", line)["loss"] for line in curve(tmp_path / name)] for name in ("one", "two"))
     assert len(one) == len(two)
@@ -108,19 +120,16 @@ def test_two_processes_do_what_one_does_with_a_double_batch(given, tmp_path):
 
 
 INTERRUPTED = """
-import os, resource, signal, sys, headwise.training.work as w, headwise.cli as cli
+import os, resource, signal, headwise.training.work as w
 save = w.Work.save
 def interrupted(self, stage, step, tensors):
     if step > 20: %s
     save(self, stage, step, tensors)
 w.Work.save = interrupted
-sys.argv = ["headwise", *sys.argv[1:]]
-cli.main()
 """
 ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "full disk": "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
+    "full disk": "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
 }
 FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
     "vocabulary": (windows, "learn_tokenizer", 500, "/run.training/tokenizer-"),
@@ -134,7 +143,7 @@ FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
 def whole(given, tmp_path_factory):
     """A training that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert run(*train_command(given, folder)).returncode == 0
+    assert cli.headwise(*train_command(given, folder)).returncode == 0
     return folder
 
 
@@ -149,13 +158,7 @@ def test_what_was_trained_can_be_inspected_and_compressed(given, whole, tmp_path
 @pytest.mark.parametrize("end", ENDS)
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_weights(given, whole, tmp_path, end):
     command = train_command(given, tmp_path / "run")
-    died = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED % ENDS[end], *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    died = cli.headwise(*command, first=INTERRUPTED % ENDS[end])
     assert died.returncode == (-signal.SIGKILL if end == "killed" else 1), died.stderr
     assert "Traceback" not in died.stderr
     assert end == "killed" or "-00000024.safetensors: " in died.stderr
@@ -198,7 +201,7 @@ def test_a_full_disk_is_one_sentence_that_names_the_file(given, tmp_path, at, mo
 
 def test_wrong_data_is_told_once_by_two_processes(given, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
-    done = run(*train_command((given[0], tmp_path / "empty.txt"), tmp_path / "run"), processes=2)
+    done = in_two_processes(*train_command((given[0], tmp_path / "empty.txt"), tmp_path / "run"))
     assert done.returncode != 0
     assert done.stderr.count("empty.txt holds no text: it has 0 bytes.") == 1, done.stderr
     assert "Connection closed" not in done.stderr
