@@ -29,6 +29,7 @@ from typing import Any
 from tests.forks import INT
 
 ROOT = Path(__file__).parent.parent
+REOPEN = str(ROOT / "src" / "headwise" / "families" / "reopen.py")
 TIMEOUT = 300.0  # seconds after which a command hangs
 SET_AT_START = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 READ_AT_START = ("OMP_", "MKL_", "PYTHON", "HF_", "TRANSFORMERS_", "TORCH_")  # by libraries, when they are imported
@@ -43,28 +44,7 @@ PLAIN = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
 )
-WITH_HEADWISE = (
-    *PLAIN,
-    "accelerate",
-    "rich.progress",
-    "rich.table",
-    "headwise.compare",
-    "headwise.report.comparisons",
-    "headwise.report.costs",
-    "headwise.report.profiles",
-    "headwise.report.plans",
-    "headwise.report.scores",
-    "headwise.run",
-    "headwise.steps.compress",
-    "headwise.steps.cost",
-    "headwise.steps.design",
-    "headwise.steps.generate",
-    "headwise.steps.heal",
-    "headwise.steps.search",
-    "headwise.steps.train",
-    "headwise.cli",
-    "tests.cli",
-)
+WITH_HEADWISE = (*PLAIN, "tests.preload", "tests.cli")
 
 
 @functools.cache
@@ -199,8 +179,12 @@ def start(
             command = [sys.executable, *(["-c", code] if first else ["-m", "headwise"]), *words]
             pipes: Any = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             return subprocess.Popen(command, cwd=cwd, env=None if env is None else dict(env), **pipes)
-    code = f"from tests.cli import check_in_a_fork\ncheck_in_a_fork({_ready(PLAIN)!r})\n{first}\n{COMMAND}"
-    return Process(_ready(WITH_HEADWISE), code, ["headwise", *words], stdin=stdin, cwd=cwd, env=env)
+    before = (
+        f"import subprocess, tests.cli\nsubprocess.run = tests.cli.check_in_a_fork(subprocess.run, {_ready(PLAIN)!r})"
+    )
+    return Process(
+        _ready(WITH_HEADWISE), f"{before}\n{first}\n{COMMAND}", ["headwise", *words], stdin=stdin, cwd=cwd, env=env
+    )
 
 
 def headwise(*args: object, timeout: float = TIMEOUT, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -245,19 +229,16 @@ def together(number: int, begin: Callable[[dict[str, str]], Process]) -> list[su
     return [end.result() for end in ends]
 
 
-def check_in_a_fork(place: str | None = None) -> Callable[..., Any]:
-    """Let saved models be opened again in forks of a process without headwise, not in fresh ones; what ran before."""
-    reopen = str(ROOT / "src" / "headwise" / "families" / "reopen.py")
-    run = subprocess.run
+def check_in_a_fork(run: Callable[..., Any], place: str | None = None) -> Callable[..., Any]:
+    """`subprocess.run` that opens saved models again in forks of a process without headwise, not in fresh processes."""
 
-    def forked(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if reopen not in command:
-            return run(command, **options)
-        words = list(command[command.index(reopen) :])
+    def forked(command: Sequence[str], *args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        if REOPEN not in command:
+            return run(command, *args, **options)
+        words = list(command[command.index(REOPEN) :])
         return finished(Process(place or _ready(PLAIN), SCRIPT, words, env=options.get("env")))
 
-    subprocess.run = forked
-    return run
+    return forked
 
 
 def _as_it_was_read(env: Mapping[str, str] | None) -> bool:

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,12 +37,20 @@ def serve(place: str) -> dict[str, Any]:
                 if not os.fork():
                     listener.close()
                     return _keep(connection)
+            _reap(os.WNOHANG)
+    _reap(0)
     sys.exit()
+
+
+def _reap(how: int) -> None:
+    """Wait for the keepers that have ended, or for all: so that their seconds are counted."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, how)[0]:
+            pass
 
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
     """Fork once more, wait for that process and tell how it ended: whoever asked is not its parent and cannot wait."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, files, _, _ = socket.recv_fds(connection, 1, 4)
     pid = os.fork()
     if pid:
@@ -103,7 +112,6 @@ def run(code: str) -> NoReturn:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     preload(sys.argv[2:])
     request = serve(sys.argv[1])
     become(request)
