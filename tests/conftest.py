@@ -13,6 +13,7 @@ from tests.cli import check_in_a_fork
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start: two workers with two threads each stall
 
+RUN = subprocess.run
 settings.register_profile("same examples every time", derandomize=True, deadline=None)
 settings.load_profile("same examples every time")
 
@@ -25,16 +26,18 @@ def _quiet_and_single_threaded():
     transformers.logging.disable_progress_bar()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _checked_in_forks():
+    """Saved models are opened again in processes that are forked, not started: as strict, and 20 times as fast."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", check_in_a_fork(RUN))
+        yield
+
+
 @pytest.fixture
-def fresh_check():
+def fresh_check(monkeypatch):
     """Saved models are opened again in fresh processes, as for users: for the tests of exactly that."""
-
-
-@pytest.fixture(autouse=True)
-def _checked_in_a_fork(request, monkeypatch):
-    """Saved models are opened again in a process that is forked, not started: as strict, and 20 times as fast."""
-    if "fresh_check" not in request.fixturenames:
-        monkeypatch.setattr(subprocess, "run", check_in_a_fork(subprocess.run))
+    monkeypatch.setattr(subprocess, "run", RUN)
 
 
 @pytest.fixture

@@ -268,10 +268,9 @@ def test_weights_without_gradient_do_not_stop_a_rerun(tmp_path, monkeypatch):
         save(self, stage, step, tensors)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Work, "save", die)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Work, "save", die)
         heal(student, teacher, tmp_path / "again", texts=text, how=how)
-    monkeypatch.undo()
     heal(student, teacher, tmp_path / "again", texts=text, how=how)
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     assert any("pooler" in name for name in whole)
