@@ -117,7 +117,7 @@ def test_what_is_near_its_teacher_learns_more_slowly(pair, tmp_path):
 
 
 def heal_command(student, teacher, text, output, *options):
-    quick = ["--tokens", "2400", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
+    quick = ["--tokens", "960", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
     return ["heal", student, "--teacher", teacher, "--text", text, "-o", output, *quick, *options]
 
 
@@ -180,7 +180,7 @@ def test_a_model_split_over_processes_heals_as_a_whole_one_and_after_a_kill(pair
     for done in together(2, lambda env: start(*whole, env=env)):
         assert done.returncode == 0, done.stderr
     split = heal_command(student, teacher, folder / "text.txt", tmp_path / "split", *options)
-    for dies_at in ("14", "0"):
+    for dies_at in ("6", "0"):
         assert not (tmp_path / "split").exists()
         asked = {"DIES_AT": dies_at}
         for done in together(2, lambda env, asked=asked: start(*split, first=SPLIT, env={**env, **asked})):
@@ -191,11 +191,18 @@ def test_a_model_split_over_processes_heals_as_a_whole_one_and_after_a_kill(pair
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 30)])
-def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage, step):
+@pytest.fixture(scope="module")
+def whole(pair):
+    """A healing that nothing interrupted."""
     folder, student, teacher = pair
-    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", "--stage", "both")
+    command = heal_command(student, teacher, folder / "text.txt", folder / "whole", "--stage", "both")
     assert headwise(*command).returncode == 0
+    return weights(folder / "whole")
+
+
+@pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 24)])
+def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, whole, tmp_path, stage, step):
+    folder, student, teacher = pair
     killed = heal_command(student, teacher, folder / "text.txt", tmp_path / "killed", "--stage", "both")
     die = (
         "import os, signal, headwise.training.work as w, headwise.steps.heal.local as l\n"
@@ -210,7 +217,7 @@ def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path,
     assert not (tmp_path / "killed").exists()
     done = headwise(*killed)
     assert done.returncode == 0, done.stderr
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    again = weights(tmp_path / "killed")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 

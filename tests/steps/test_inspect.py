@@ -240,7 +240,9 @@ def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
         "w.SECONDS_BETWEEN = 0\n"
         "old = c.Collector.differentiate\n"
         "def differentiate(self, batch, seed):\n"
-        "    if self.sums[0].has('qk_fisher'): print('waiting', flush=True); time.sleep(60)\n"
+        "    if self.sums[0].has('qk_fisher'):\n"
+        "        print('waiting', flush=True)\n"
+        "        while True: time.sleep(0.01)  # a signal just before a long sleep would wait for its end\n"
         "    old(self, batch, seed)\n"
         "c.Collector.differentiate = differentiate\n"
     )
@@ -248,7 +250,7 @@ def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
         process = start("inspect", llama, *given, "-o", tmp_path / "run", first=slow)
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(stop)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert "Traceback" not in errors and process.returncode == code
         assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
     assert "stopped; nothing is half-written" in errors
