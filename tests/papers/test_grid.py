@@ -16,6 +16,7 @@ from headwise.records.errors import InputError
 from headwise.records.papers import Findings, Outcome, outcome_path
 from headwise.report.page.papers import render_papers
 from headwise.report.papers import markdown, rows
+from tests.cli import headwise, start
 
 ALL = find("all")
 EXACT = [("allocation", "bound"), ("depth", "parameters")]
@@ -69,20 +70,20 @@ def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
 
 
 def test_a_killed_run_leaves_no_worker_and_continues(tmp_path):
-    command = [sys.executable, "-m", "headwise", "papers", "run", "depth/softmax", "-o", str(tmp_path)]
-    run = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["papers", "run", "depth/softmax", "-o", tmp_path]
+    run = start(*command)
     outcomes = tmp_path / "depth" / "softmax"
     while not outcomes.is_dir() or len(list(outcomes.glob("*.json"))) < 2:
         assert run.poll() is None
         time.sleep(0.01)
-    workers = run.children(recursive=True)
+    workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
     assert len(workers) >= 2
     assert not psutil.wait_procs(workers, timeout=20)[1]
     before = {path: path.read_bytes() for path in outcomes.glob("*.json")}
     assert not (tmp_path / "depth" / "softmax.quick.json").exists()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert headwise(*command).returncode == 0
     assert len(list(outcomes.iterdir())) == len(module_of("depth", "softmax").Settings.grid("quick", None))
     assert all(path.read_bytes() == text for path, text in before.items())
 
