@@ -399,3 +399,12 @@ def test_models_of_the_hub_are_held_to_the_same(name, place, given, monkeypatch)
             assert not copied.is_symlink() and copied.read_bytes() == (place / "model" / "tokenizer.json").read_bytes()
         else:
             assert code == 2 and REFUSED[name][1] in said, said
+
+
+def test_a_model_of_the_hub_that_needs_code_of_its_own_is_refused(place, monkeypatch):
+    REFUSED["unknown type with code"][0](place)
+    hub_cache(place, "org/some")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, said = headwise(place, "cost", "org/some")
+    assert code == 2 and "it needs code of its own, which headwise does not run" in said, said

@@ -140,9 +140,11 @@ def test_the_modelling_file_that_is_saved_is_ours(tmp_path, monkeypatch):
     own = dict(student.config.auto_map)
     student.config.auto_map = {**own, "AutoTokenizer": ["tokenizer_x.X", None]}
     student.config.more = {"auto_map": {"AutoModel": "tokenizer_x.X"}}
+    student.generation_config.auto_map = {"AutoModel": "tokenizer_x.X"}
     save_student(student, tmp_path / "out", plan=plan, source="")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["auto_map"] == own and written["more"] == {}
+    assert not any("_x." in path.read_text() for path in (tmp_path / "out").glob("*.json"))
     assert [path.name for path in (tmp_path / "out").rglob("*.py")] == ["modeling_headwise.py"]
     ours = Path(modeling_headwise.__file__).read_bytes()
     assert (tmp_path / "out" / "modeling_headwise.py").read_bytes() == ours

@@ -49,7 +49,9 @@ def open_config(source: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(str(path) if path.is_file() else source, trust_remote_code=False)
     except Exception as error:  # configs are foreign input, and transformers raises anything over them
         what = source if path.is_file() else f"{source} is no local folder, and as a Hub id it"
-        raise InputError(f"{what} cannot be opened: {_reason(error)}") from error
+        own_code = "it needs code of its own, which headwise does not run."
+        reason = own_code if "trust_remote_code" in str(error) else _reason(error)
+        raise InputError(f"{what} cannot be opened: {reason}") from error
     family_of(base_type(config))
     check_config(config, source)
     return config

@@ -76,14 +76,14 @@ def keep_own_code(student: PreTrainedModel, folder: Path) -> None:
     """
     for path in folder.rglob("*.py"):
         path.unlink()
-    config = folder / "config.json"
-    content = read_json(config)
-    cleaned = without_code(content)
-    if content["model_type"] == modeling_headwise.HeadwiseConfig.model_type:
-        shutil.copyfile(reopen.OWN_CODE, folder / reopen.OWN_CODE.name)
-        cleaned["auto_map"] = auto_map(base_type(student.config), stock_class_of(student))
-    if cleaned != content:
-        write_text(config, json.dumps(cleaned, indent=2, sort_keys=True) + "\n")
+    for path in folder.glob("*config.json"):
+        content = read_json(path)
+        cleaned = without_code(content)
+        if content.get("model_type") == modeling_headwise.HeadwiseConfig.model_type:
+            shutil.copyfile(reopen.OWN_CODE, folder / reopen.OWN_CODE.name)
+            cleaned["auto_map"] = auto_map(base_type(student.config), stock_class_of(student))
+        if cleaned != content:
+            write_text(path, json.dumps(cleaned, indent=2, sort_keys=True) + "\n")
 
 
 def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
     student.train(training)
     backend = student.config._attn_implementation
     backends = [backend] if backend in ("eager", "sdpa") else []  # others may not exist in the fresh process
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes with the folder if this process is killed
         asked, answered = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, asked)
         process = subprocess.run(
