@@ -190,7 +190,7 @@ def test_models_of_pictures_go_through_the_whole_line(tmp_path):
     )
     assert found[2].models[1].agreement != scores.models[1].agreement
     assert not any("also measured on" in note for note in found[2].notes)
-    with pytest.raises(InputError, match="There is nothing at .*none.npz to read inputs from"):
+    with pytest.raises(InputError, match=r"There is nothing at .*none\.npz to read inputs from"):
         run(str(tmp_path / "vit"), tmp_path / "new", inputs=pictures, eval_inputs=tmp_path / "none.npz", **options)
     assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match="Give text or inputs, not both"):
