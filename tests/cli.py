@@ -29,9 +29,9 @@ from typing import Any
 from tests.forks import INT
 
 ROOT = Path(__file__).parent.parent
-REOPEN = str(ROOT / "src" / "headwise" / "families" / "reopen.py")
+REOPEN = "headwise/families/reopen.py"
 TIMEOUT = 300.0  # seconds after which a command hangs
-SET_AT_START = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+AT_START = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 READ_AT_START = ("OMP_", "MKL_", "PYTHON", "HF_", "TRANSFORMERS_", "TORCH_")  # by libraries, when they are imported
 COMMAND = "import runpy; runpy.run_module('headwise', run_name='__main__', alter_sys=True)"
 SCRIPT = "import runpy, sys; del sys.path[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -53,8 +53,7 @@ def _ready(modules: tuple[str, ...]) -> str:
     folder = tempfile.TemporaryDirectory(prefix="forks")
     place = f"{folder.name}/socket"
     command = [sys.executable, "-m", "tests.forks", place, *modules]
-    environment = {**os.environ, **SET_AT_START}
-    server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    server = subprocess.Popen(command, cwd=ROOT, env=AT_START, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin and server.stdout
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"The process that forks for tests ended with {server.wait()}.")
@@ -91,7 +90,8 @@ class Process:
         }
         given, give = os.pipe()
         (read_out, out), (read_err, err) = os.pipe(), os.pipe()
-        self.stdout, self.stderr = os.fdopen(read_out, encoding="utf-8"), os.fdopen(read_err, encoding="utf-8")
+        text = {"encoding": "utf-8", "errors": "backslashreplace"}
+        self.stdout, self.stderr = os.fdopen(read_out, **text), os.fdopen(read_err, **text)
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(place)
         with tempfile.TemporaryFile() as asked:
@@ -171,7 +171,7 @@ def start(
 ) -> Process | subprocess.Popen[str]:
     """Start ``headwise`` with these arguments; its outputs come through pipes, as text."""
     words = list(map(str, args))
-    if fresh or not _as_it_was_read(env):
+    if fresh or not _as_it_was_read(os.environ if env is None else env):
         code = f"{first}\nimport sys\nsys.argv[0] = 'headwise'\n{COMMAND}"
         with tempfile.TemporaryFile() as given:
             given.write((stdin or "").encode())
@@ -233,15 +233,15 @@ def check_in_a_fork(run: Callable[..., Any], place: str | None = None) -> Callab
     """`subprocess.run` that opens saved models again in forks of a process without headwise, not in fresh processes."""
 
     def forked(command: Sequence[str], *args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-        if REOPEN not in command:
+        script = next((word for word in command if str(word).endswith(REOPEN)), None)
+        if script is None:
             return run(command, *args, **options)
-        words = list(command[command.index(REOPEN) :])
+        words = list(command[command.index(script) :])
         return finished(Process(place or _ready(PLAIN), SCRIPT, words, env=options.get("env")))
 
     return forked
 
 
-def _as_it_was_read(env: Mapping[str, str] | None) -> bool:
+def _as_it_was_read(env: Mapping[str, str]) -> bool:
     """Whether an environment gives nothing another value than it had when libraries read it."""
-    read = {**os.environ, **SET_AT_START}
-    return env is None or all(read.get(name) == value for name, value in env.items() if name.startswith(READ_AT_START))
+    return all(AT_START.get(name) == value for name, value in env.items() if name.startswith(READ_AT_START))

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,18 +68,28 @@ def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
     assert len(ran) == 2 * len(_gaussian())  # done in another way, so done again
 
 
+WAITS = """
+import time, headwise.records.papers as papers
+save, saved = papers.Outcome.save, []
+def wait_after_two(self, folder):
+    saved.append(save(self, folder))
+    if len(saved) == 2:
+        print("two", flush=True)
+        time.sleep(600)
+papers.Outcome.save = wait_after_two
+"""
+
+
 def test_a_killed_run_leaves_no_worker_and_continues(tmp_path):
     command = ["papers", "run", "depth/softmax", "-o", tmp_path]
-    run = start(*command)
+    run = start(*command, first=WAITS)
     outcomes = tmp_path / "depth" / "softmax"
-    while not outcomes.is_dir() or len(list(outcomes.glob("*.json"))) < 2:
-        assert run.poll() is None
-        time.sleep(0.01)
+    assert run.stdout.readline() == "two\n" and len(list(outcomes.glob("*.json"))) == 2
     workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
     assert len(workers) >= 2
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert not psutil.wait_procs(workers, timeout=120)[1]
     before = {path: path.read_bytes() for path in outcomes.glob("*.json")}
     assert not (tmp_path / "depth" / "softmax.quick.json").exists()
     assert headwise(*command).returncode == 0
