@@ -27,9 +27,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.reduce import reduce_model
 from headwise.families.running import cache_per_token
 from headwise.families.shapes import shape_of
@@ -200,7 +200,7 @@ def main():  # noqa: PLR0915 - a table, row by row
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = str(demo_model()) if args.model == "smollm2" else args.model
-    ids = AutoTokenizer.from_pretrained(source)(args.text.read_text(encoding="utf-8"))["input_ids"][: args.tokens]
+    ids = open_tokenizer(source)(args.text.read_text(encoding="utf-8"))["input_ids"][: args.tokens]
     windows = torch.tensor(ids[: len(ids) // args.context * args.context]).view(-1, args.context)
     model = open_model(source).float()
     shape = shape_of(model)

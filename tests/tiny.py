@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -147,6 +149,26 @@ DECODERS = (
     "gpt2",
     "opt",
 )
+
+
+SMOLLM2 = {  # its heads and layers, but hardly any width
+    "hidden_size": 36,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+}
+
+
+def instead_of_smollm2(home: Path, **sizes: int) -> Path:
+    """Write a tiny model to where headwise keeps SmolLM2-135M below ``home``."""
+    from tests.tokens import EVERY_BYTE, save_tokenizer
+
+    folder = home / ".cache" / "headwise" / "SmolLM2-135M-Instruct"
+    text = {"max_position_embeddings": 8192, "vocab_size": EVERY_BYTE}
+    tiny("llama", attention_bias=False, **text, **sizes).save_pretrained(folder)
+    save_tokenizer(folder, EVERY_BYTE)
+    return folder
 
 
 def tiny(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,6 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
-DEFAULT_SHARE = 0.75
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Local folder, config.json or Hub id.")]
 Text = Annotated[
     list[str] | None,
@@ -70,6 +69,10 @@ KvBytes = Annotated[int | None, typer.Option(help="Bytes one token may take in t
 Fit = Annotated[
     str | None, typer.Option(help='Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let a tokenizer or image processor run code that comes with it."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Data = Annotated[
     list[Path],
@@ -93,7 +96,7 @@ Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
 Evaluations = Annotated[int, typer.Option(help="Times to measure on held-out data.")]
-InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where that is faster here.")]
+InNumbers = Annotated[Precision, typer.Option(help="auto: bf16 where the machine computes in it.")]
 Where = Literal["local", "ray"]
 
 
@@ -144,6 +147,7 @@ def inspect(
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the labels the model draws for itself.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what every head of a model really uses, and write a profile and a page that shows it.
@@ -169,10 +173,10 @@ def inspect(
             text_format=text_format,
             accept_text=accept_text,
             seed=seed,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    for note in profile.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _say(profile.notes)
     if as_json:
         typer.echo((folder / PROFILE).read_text(encoding="utf-8").rstrip())
     else:
@@ -219,6 +223,7 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Tokens in the cache, for models with sliding windows.")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8: what bytes are counted in.")] = "bf16",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose heads and widths for every layer that answer one budget where it is felt least.
@@ -236,7 +241,7 @@ def plan(
     file = None if dry_run else output
     if file is not None:
         check_file(file)
-    folder = _profile_of(source, text, text_format, accept_text)
+    folder = _profile_of(source, text, text_format, accept_text, trust_remote_code)
     if budget is not None:
         made, measured = make_plan(folder, file, budget, multiple=multiple_of, protect=protected, uniform=uniform)
     else:
@@ -256,6 +261,7 @@ def plan(
                 uniform=uniform,
                 context=context,
                 dtype=dtype,
+                trust_remote_code=trust_remote_code,
                 progress=progress,
             )
     if as_json:
@@ -302,6 +308,7 @@ def compress(
     with _progress() as progress:
         pieces = None if refit is None else read_pieces(refit)
         found = run(model, plan, output, form, command, method, profile, pieces, progress)
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -332,6 +339,7 @@ def evaluate(
     ] = None,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Scores to write, as JSON.")] = None,
+    trust_remote_code: Trust = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -353,10 +361,10 @@ def evaluate(
             speed_at=None if speed_at is None else _numbers(speed_at),
             speed=speed,
             output=output,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    for note in scores.notes:
-        typer.echo(f"headwise: {note}", err=True)
+    _say(scores.notes)
     if as_json:
         typer.echo(scores.json())
     elif as_markdown:
@@ -416,6 +424,7 @@ def heal(
     ] = False,
     log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the order of windows.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a reduced model back: it learns from the one it was cut from. A rerun continues an interrupted one.
@@ -456,10 +465,12 @@ def heal(
             how=how,
             track=log_with,
             command=command,
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
     if not found:
         return
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -472,32 +483,57 @@ def heal(
 @app.command()
 def run(
     model: Model,
-    keep_kv: Annotated[float | None, typer.Option(help="Share of the KV cache to keep; by default 0.75.")] = None,
+    keep_kv: Annotated[
+        float | None,
+        typer.Option(help="Share of the KV cache to keep; by default 0.75, of attention parameters without a cache."),
+    ] = None,
     keep_attention_params: KeepParameters = None,
     kv_bytes_per_token: KvBytes = None,
     fit: Fit = None,
     text: Text = None,
     eval_text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Text to evaluate on.")] = None,
+    inputs: Inputs = None,
+    eval_inputs: Annotated[
+        Path | None, typer.Option(help="The same to evaluate on; by default what is measured on.")
+    ] = None,
     tokens: Tokens = 8192,
+    context: Window = None,
+    text_format: Form = "auto",
+    accept_text: AcceptText = False,
     eval_tokens: Annotated[int, typer.Option(help="Tokens to evaluate on.")] = 20480,
     heal_tokens: Annotated[
         str, typer.Option(metavar="N", help="Tokens to heal on, as 200000 or 200k; by default no healing.")
     ] = "0",
+    precision: InNumbers = "auto",
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Time reading and writing.")] = True,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the results; by default headwise-MODEL.")
     ] = None,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped."""
     from headwise.steps.plan import read_budget
 
-    if all(value is None for value in (keep_kv, keep_attention_params, kv_bytes_per_token, fit)):
-        keep_kv = DEFAULT_SHARE
-    budget = read_budget(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budgets = (keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    budget = None if all(value is None for value in budgets) else read_budget(*budgets)
     folder = output or Path(f"headwise-{Path(model).expanduser().resolve().name}")
-    options = {"texts": text or (), "eval_texts": eval_text or (), "tokens": tokens, "eval_tokens": eval_tokens}
-    _run(model, folder, budget, as_json, speed=speed, heal_tokens=_count(heal_tokens), **options)
+    options = {
+        "texts": text or (),
+        "eval_texts": eval_text or (),
+        "inputs": inputs,
+        "eval_inputs": eval_inputs,
+        "tokens": tokens,
+        "eval_tokens": eval_tokens,
+        "heal_tokens": _count(heal_tokens),
+        "precision": precision,
+        "context": context,
+        "text_format": text_format,
+        "accept_text": accept_text,
+        "speed": speed,
+        "trust_remote_code": trust_remote_code,
+    }
+    _run(model, folder, budget, as_json, **options)
 
 
 @app.command()
@@ -571,6 +607,7 @@ def train(
     precision: InNumbers = "auto",
     log_with: Tracker = None,
     seed: Annotated[int, typer.Option(help="For the first weights and the order of windows.")] = 0,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model of a plan's shape from scratch. A rerun continues an interrupted one.
@@ -594,10 +631,19 @@ def train(
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         found = run(
-            plan, data, output, tokenizer=tokenizer, how=how, track=log_with, command=command, progress=progress
+            plan,
+            data,
+            output,
+            tokenizer=tokenizer,
+            how=how,
+            track=log_with,
+            command=command,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
         )
     if not found:
         return
+    _say(found["notes"])
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -702,6 +748,7 @@ def compare(
     evaluations: Evaluations = 10,
     precision: InNumbers = "auto",
     on: Annotated[Where, typer.Option(help="ray: trainings are tasks of Ray, on this machine or a cluster.")] = "local",
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several shapes on the same data, and compare them at equal parameters, tokens and wall-clock.
@@ -724,8 +771,21 @@ def compare(
         evaluations=evaluations,
         precision=precision,
     )
+    notes: list[str] = []
     with _progress() as progress:
-        found = run(plans, data, output, seeds=seeds, tokenizer=tokenizer, how=how, on=on, progress=progress)
+        found = run(
+            plans,
+            data,
+            output,
+            seeds=seeds,
+            tokenizer=tokenizer,
+            how=how,
+            on=on,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+            note=notes.append,
+        )
+    _say(notes)
     if as_json:
         typer.echo((output / RESULT).read_text(encoding="utf-8").rstrip())
     else:
@@ -740,13 +800,12 @@ def demo() -> None:
     with _importing():
         from headwise.steps.demo import demo_model
         from headwise.steps.generate import continue_text
-    from headwise.steps.plan import read_budget
 
     folder, made = str(demo_model()), Path("headwise-demo")
     cost(folder)
     typer.echo("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...", err=True)
     quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "heal_tokens": 4096, "speed": False}
-    _run(folder, made, read_budget(DEFAULT_SHARE), False, **quick)
+    _run(folder, made, None, False, **quick)
     prompt = "The capital of France is Paris, and the capital of Germany is"
     for name in (folder, str(made / "model"), str(made / "healed")):
         typer.echo(f"\n{Path(name).name}: {continue_text(name, prompt)}")
@@ -756,7 +815,7 @@ def demo() -> None:
     )
 
 
-def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any) -> None:
+def _run(model: str, folder: Path, budget: Budget | None, as_json: bool, **options: Any) -> None:
     """Walk the whole line and print what came out."""
     with _importing():
         from headwise.report.plans import print_plan
@@ -767,8 +826,7 @@ def _run(model: str, folder: Path, budget: Budget, as_json: bool, **options: Any
     command = shlex.join(["headwise", *sys.argv[1:]])
     with _progress() as progress:
         profile, plan, scores = run(model, folder, budget, command=command, progress=progress, **options)
-    for note in (*profile.notes, *scores.notes):
-        typer.echo(f"headwise: {note}", err=True)
+    _say((*profile.notes, *scores.notes))
     if as_json:
         typer.echo(scores.json())
         return
@@ -785,7 +843,7 @@ def _is_model(source: str) -> bool:
     return path.name != "profile.json" and not (path / "profile.json").is_file()
 
 
-def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, accept_text: bool) -> Path:
+def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, accept_text: bool, trusted: bool) -> Path:
     """The folder of a profile: ``source`` itself, or where the model ``source`` is measured for planning."""
     path = Path(source).expanduser()
     if not _is_model(source):
@@ -803,9 +861,16 @@ def _profile_of(source: str, text: list[str] | None, text_format: TextFormat, ac
             text_format=text_format,
             accept_text=accept_text,
             maps=False,
+            trust_remote_code=trusted,
             progress=progress,
         )
     return folder
+
+
+def _say(notes: Iterable[str]) -> None:
+    """What a person should know, on standard error."""
+    for note in notes:
+        typer.echo(f"headwise: {note}", err=True)
 
 
 def _count(text: str) -> int:

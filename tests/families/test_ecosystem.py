@@ -1,8 +1,6 @@
 """Reduced models under the tools people use: generate, pipelines, Trainer, PEFT, torch.compile, lm-eval."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from headwise.families.example import example_inputs
 from headwise.families.shapes import shape_of
 from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan
+from tests.cli import finished, python
 from tests.tiny import BACKENDS, DECODERS, REDUCIBLE, tiny
 from tests.tokens import save_tokenizer
 
@@ -221,14 +220,10 @@ sys.meta_path.insert(0, Block())
 
 
 def without_headwise(code, tmp_path, *args):
-    script = tmp_path / "script.py"
-    script.write_text(BLOCK + code)
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path)}
-    process = subprocess.run(
-        [sys.executable, script, *args], capture_output=True, text=True, env=environment, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HOME": str(tmp_path)}
+    done = finished(python(BLOCK + code, *args, env=environment))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -249,10 +244,7 @@ assert "headwise" not in sys.modules
     assert json.loads(printed) == student.generate(**inputs, max_new_tokens=5, do_sample=False)[0].tolist()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_lm_eval_scores_a_reduced_model_without_headwise(name, tmp_path):
-    reduced(name).save_pretrained(tmp_path / "model")
-    save_tokenizer(tmp_path / "model")
+def test_lm_eval_scores_reduced_models_without_headwise(tmp_path):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("abc abc", "hello there")))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "local.yaml").write_text(
@@ -260,14 +252,19 @@ def test_lm_eval_scores_a_reduced_model_without_headwise(name, tmp_path):
         f"    test: {tmp_path}/text.jsonl\ntest_split: test\noutput_type: loglikelihood_rolling\n"
         'doc_to_text: ""\ndoc_to_target: "{{text}}"\nmetric_list:\n  - metric: byte_perplexity\n'
     )
+    for name in ("llama", "gpt2"):
+        reduced(name).save_pretrained(tmp_path / name)
+        save_tokenizer(tmp_path / name)
     code = """
 from lm_eval.__main__ import cli_evaluate
-folder = sys.argv[1]
-sys.argv = ["lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={folder}/model,trust_remote_code=True",
-            "--tasks", "local_text", "--include_path", f"{folder}/tasks", "--output_path", f"{folder}/scores",
-            "--device", "cpu", "--batch_size", "1"]
-cli_evaluate()
+folder, *names = sys.argv[1:]
+for name in names:
+    model = f"pretrained={folder}/{name},trust_remote_code=True"
+    sys.argv = ["lm_eval", "run", "--model", "hf", "--model_args", model, "--tasks", "local_text", "--include_path",
+                f"{folder}/tasks", "--output_path", f"{folder}/{name}-scores", "--device", "cpu", "--batch_size", "1"]
+    cli_evaluate()
 """
-    without_headwise(code, tmp_path, str(tmp_path))
-    scores = json.loads(next((tmp_path / "scores").rglob("results*.json")).read_text())
-    assert scores["results"]["local_text"]["byte_perplexity,none"] > 1
+    without_headwise(code, tmp_path, str(tmp_path), "llama", "gpt2")
+    for name in ("llama", "gpt2"):
+        scores = json.loads(next((tmp_path / f"{name}-scores").rglob("results*.json")).read_text())
+        assert scores["results"]["local_text"]["byte_perplexity,none"] > 1

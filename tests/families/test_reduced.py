@@ -1,8 +1,6 @@
 """Random reduced plans: the student runs, generates the same with every cache, costs what was predicted, reloads."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.student import build_student
 from headwise.records import Plan, cost_of
+from tests.cli import finished, python
 from tests.plans import plans
 from tests.tiny import DECODERS, REDUCIBLE, tiny
 
@@ -140,8 +139,7 @@ def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise
 
     for name in REDUCIBLE:
         write_some(name, tiny(name))
-    script = tmp_path / "open_all.py"
-    script.write_text(
+    code = (
         "import sys, runpy, transformers\n"
         "class Block:\n"
         "    def find_spec(self, name, *rest):\n"
@@ -153,13 +151,8 @@ def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise
         "    path = f'{sys.argv[2]}/{name}'\n"
         "    reopen['main'](path, path + '.in', path + '.out', 'eager' if 'gemma2' in name else None)\n"
     )
-    process = subprocess.run(
-        [sys.executable, str(script), reopen.__file__, str(tmp_path), *expected],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    process = finished(python(code, reopen.__file__, tmp_path, *expected, env=environment))
     assert process.returncode == 0, process.stderr
     reports = [json.loads(line) for line in process.stdout.splitlines()]
     for (name, output), report in zip(expected.items(), reports, strict=True):

@@ -112,6 +112,7 @@ def test_what_a_stock_class_cannot_say_is_explained(name, make, reason):
         build_student(model, make(shape_of(model)), form="stock")
 
 
+@pytest.mark.usefixtures("fresh_check")
 def test_saved_folder_is_complete(tmp_path):
     model = tiny("llama")
     model.save_pretrained(tmp_path / "dense")

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from headwise.records.errors import InputError
 from headwise.records.papers import Findings, Outcome, outcome_path
 from headwise.report.page.papers import render_papers
 from headwise.report.papers import markdown, rows
+from tests.cli import headwise, start
 
 ALL = find("all")
 EXACT = [("allocation", "bound"), ("depth", "parameters")]
@@ -68,21 +68,31 @@ def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
     assert len(ran) == 2 * len(_gaussian())  # done in another way, so done again
 
 
+WAITS = """
+import time, headwise.records.papers as papers
+save, saved = papers.Outcome.save, []
+def wait_after_two(self, folder):
+    saved.append(save(self, folder))
+    if len(saved) == 2:
+        print("two", flush=True)
+        time.sleep(600)
+papers.Outcome.save = wait_after_two
+"""
+
+
 def test_a_killed_run_leaves_no_worker_and_continues(tmp_path):
-    command = [sys.executable, "-m", "headwise", "papers", "run", "depth/softmax", "-o", str(tmp_path)]
-    run = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["papers", "run", "depth/softmax", "-o", tmp_path]
+    run = start(*command, first=WAITS)
     outcomes = tmp_path / "depth" / "softmax"
-    while not outcomes.is_dir() or len(list(outcomes.glob("*.json"))) < 2:
-        assert run.poll() is None
-        time.sleep(0.01)
-    workers = run.children(recursive=True)
+    assert run.stdout.readline() == "two\n" and len(list(outcomes.glob("*.json"))) == 2
+    workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
     assert len(workers) >= 2
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert not psutil.wait_procs(workers, timeout=120)[1]
     before = {path: path.read_bytes() for path in outcomes.glob("*.json")}
     assert not (tmp_path / "depth" / "softmax.quick.json").exists()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert headwise(*command).returncode == 0
     assert len(list(outcomes.iterdir())) == len(module_of("depth", "softmax").Settings.grid("quick", None))
     assert all(path.read_bytes() == text for path, text in before.items())
 

@@ -38,9 +38,11 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert json.loads(SCORES.json()) == json.loads((tmp_path / "scores.json").read_text())
 
 
-def test_rates_are_compared_round_by_round():
-    rate = Rate.of(100, seconds=[2.0, 4.0, 8.0], first=[2.0, 12.0, 16.0])
-    assert rate == Rate(tokens_per_second=50.0, ratio=2.0, lowest=1.0, highest=3.0)
+def test_rates_are_compared_round_by_round_and_do_not_contradict_themselves():
+    first = [2.0, 12.0, 16.0]
+    rate = Rate.of(120, seconds=[2.0, 4.0, 8.0], first=first)
+    assert rate == Rate(tokens_per_second=20.0, ratio=2.0, lowest=1.0, highest=3.0)
+    assert rate.tokens_per_second == rate.ratio * Rate.of(120, first, first).tokens_per_second
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from headwise.families import refit
 from headwise.families.load import open_model
 from headwise.families.own_loss import measure_distance
 from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
+from headwise.families.tensor_files import open_tensors, write_tensors
 from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
@@ -128,24 +129,26 @@ def test_heads_of_zeros_are_cut_like_others(name, tmp_path):
 
 
 def test_weights_that_are_not_numbers_are_refused(llama, tmp_path):
-    folder, _, plan = llama
+    _, _, plan = llama
     model = tiny("llama")
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
     model.save_pretrained(tmp_path / "nan")
+    body = json.loads(plan.read_text())
+    del body["fingerprint"]  # which would refuse it as another model
+    (tmp_path / "plan.json").write_text(json.dumps(body))
     with pytest.raises(InputError, match="not all finite"):
-        compress(str(tmp_path / "nan"), plan, tmp_path / "out", profile=folder / "run")
+        compress(str(tmp_path / "nan"), tmp_path / "plan.json", tmp_path / "out", method="svd")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_profile_without_its_text_can_be_cut_but_not_refitted(llama, tmp_path):
-    from safetensors.torch import save_file
-
     folder, source, plan = llama
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "profile.json").write_text((folder / "run" / "profile.json").read_text())
-    kept = {k: v for k, v in load_file(folder / "run" / "profile.safetensors").items() if not k.startswith("inputs.")}
-    save_file(kept, tmp_path / "run" / "profile.safetensors")
+    facts, tensors = open_tensors(folder / "run" / "profile.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("inputs.")}
+    write_tensors(tmp_path / "run" / "profile.safetensors", kept, facts)
     with pytest.raises(InputError, match="inspect the model again"):
         compress(source, plan, tmp_path / "out", profile=tmp_path / "run")
     compress(source, plan, tmp_path / "out", profile=tmp_path / "run", refit=())

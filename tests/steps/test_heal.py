@@ -2,11 +2,8 @@
 
 import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,6 +24,7 @@ from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import _joined
 from headwise.training.loop import fit
 from headwise.training.work import Work
+from tests.cli import headwise, start, together
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -119,22 +117,8 @@ def test_what_is_near_its_teacher_learns_more_slowly(pair, tmp_path):
 
 
 def heal_command(student, teacher, text, output, *options):
-    quick = ["--tokens", "2400", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
+    quick = ["--tokens", "960", "--context", "16", "--precision", "fp32", "--evaluations", "5"]
     return ["heal", student, "--teacher", teacher, "--text", text, "-o", output, *quick, *options]
-
-
-def run(*command, processes=1, **options):
-    several = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    )
-    return subprocess.run(
-        [sys.executable, *several, "-m", "headwise", *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **options,
-    )
 
 
 def weights(folder):
@@ -145,11 +129,9 @@ def test_two_processes_do_what_one_does_with_a_double_batch(pair, tmp_path):
     folder, student, teacher = pair
     text = folder / "text.txt"
     for name, batch, processes in (("one", "4", 1), ("two", "2", 2)):
-        done = run(
-            *heal_command(student, teacher, text, tmp_path / name, "--batch", batch, "--stage", "global"),
-            processes=processes,
-        )
-        assert done.returncode == 0, done.stderr
+        command = heal_command(student, teacher, text, tmp_path / name, "--batch", batch, "--stage", "global")
+        for done in together(processes, lambda env, command=command: start(*command, env=env)):
+            assert done.returncode == 0, done.stderr
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     moved = {name: tensor for name, tensor in weights(folder / "student").items() if not torch.equal(tensor, one[name])}
     assert moved
@@ -164,10 +146,10 @@ def test_two_processes_do_what_one_does_with_a_double_batch(pair, tmp_path):
 
 
 SPLIT = """
-import os, sys
+import os
 from accelerate import Accelerator
 from torch.distributed.fsdp import fully_shard
-import headwise.cli as cli, headwise.training.work as w
+import headwise.training.work as w
 
 def prepare(self, model, optimizer):  # what Accelerate does under FSDP2, which it offers for accelerators only
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -188,60 +170,54 @@ def die(self, stage, step, tensors):
         os._exit(9)
 
 Accelerator.prepare, w.Work.save = prepare, die
-sys.argv = ["headwise", *sys.argv[1:]]
-cli.main()
 """
 
 
 def test_a_model_split_over_processes_heals_as_a_whole_one_and_after_a_kill(pair, tmp_path):
     folder, student, teacher = pair
     options = ("--batch", "2", "--stage", "global")
-    (tmp_path / "split.py").write_text(SPLIT)
-    whole = run(*heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", *options), processes=2)
-    assert whole.returncode == 0, whole.stderr
-    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "split", *options)
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for dies_at in ("14", "0"):
+    whole = heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", *options)
+    for done in together(2, lambda env: start(*whole, env=env)):
+        assert done.returncode == 0, done.stderr
+    split = heal_command(student, teacher, folder / "text.txt", tmp_path / "split", *options)
+    for dies_at in ("6", "0"):
         assert not (tmp_path / "split").exists()
-        done = subprocess.run(
-            [*launched, str(tmp_path / "split.py"), *map(str, command)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DIES_AT": dies_at},
-        )
-        assert (done.returncode == 0) == (dies_at == "0"), done.stderr
+        asked = {"DIES_AT": dies_at}
+        for done in together(2, lambda env, asked=asked: start(*split, first=SPLIT, env={**env, **asked})):
+            assert (done.returncode == 0) == (dies_at == "0"), done.stderr
     one, two = weights(tmp_path / "whole"), weights(tmp_path / "split")
     assert any(not torch.equal(tensor, one[name]) for name, tensor in weights(folder / "student").items())
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 30)])
-def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, tmp_path, stage, step):
+@pytest.fixture(scope="module")
+def whole(pair):
+    """A healing that nothing interrupted."""
     folder, student, teacher = pair
-    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "whole", "--stage", "both")
-    assert run(*command).returncode == 0
+    command = heal_command(student, teacher, folder / "text.txt", folder / "whole", "--stage", "both")
+    assert headwise(*command).returncode == 0
+    return weights(folder / "whole")
+
+
+@pytest.mark.parametrize(("stage", "step"), [("local", 1), ("global", 24)])
+def test_a_killed_healing_continues_and_ends_in_the_same_weights(pair, whole, tmp_path, stage, step):
+    folder, student, teacher = pair
     killed = heal_command(student, teacher, folder / "text.txt", tmp_path / "killed", "--stage", "both")
-    script = (
-        "import os, signal, sys, headwise.training.work as w, headwise.steps.heal.local as l, headwise.cli as cli\n"
+    die = (
+        "import os, signal, headwise.training.work as w, headwise.steps.heal.local as l\n"
         "l.SECONDS_BETWEEN = 0\n"
         "save = w.Work.save\n"
         "def die(self, stage, step, tensors):\n"
         "    save(self, stage, step, tensors)\n"
         f"    if stage == {stage!r} and step == {step}: os.kill(os.getpid(), signal.SIGKILL)\n"
         "w.Work.save = die\n"
-        "sys.argv = ['headwise', *sys.argv[1:]]\n"
-        "cli.main()\n"
     )
-    died = subprocess.run(
-        [sys.executable, "-c", script, *map(str, killed)], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert died.returncode == -signal.SIGKILL
+    assert headwise(*killed, first=die).returncode == -signal.SIGKILL
     assert not (tmp_path / "killed").exists()
-    done = run(*killed)
+    done = headwise(*killed)
     assert done.returncode == 0, done.stderr
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    again = weights(tmp_path / "killed")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
@@ -299,10 +275,9 @@ def test_weights_without_gradient_do_not_stop_a_rerun(tmp_path, monkeypatch):
         save(self, stage, step, tensors)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Work, "save", die)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Work, "save", die)
         heal(student, teacher, tmp_path / "again", texts=text, how=how)
-    monkeypatch.undo()
     heal(student, teacher, tmp_path / "again", texts=text, how=how)
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     assert any("pooler" in name for name in whole)
@@ -421,17 +396,8 @@ def test_wrong_pairs_and_numbers_get_a_sentence(pair, tmp_path):
 
 def test_a_full_disk_gets_a_sentence_and_leaves_no_output(pair, tmp_path):
     folder, student, teacher = pair
-    script = (
-        "import resource, signal, sys, headwise.cli as cli\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))\n"
-        "sys.argv = ['headwise', *sys.argv[1:]]\n"
-        "cli.main()\n"
-    )
-    command = heal_command(student, teacher, folder / "text.txt", tmp_path / "out")
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, command)], capture_output=True, text=True, check=False
-    )
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))"
+    done = headwise(*heal_command(student, teacher, folder / "text.txt", tmp_path / "out"), first=full)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "best-" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -1,11 +1,8 @@
 """inspect on every family, against brute force, and under all that can go wrong."""
 
 import json
-import os
-import resource
 import signal
-import subprocess
-import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +24,7 @@ from headwise.records.profile import QUANTITIES, Profile
 from headwise.steps.inspect import collect, inspect
 from headwise.steps.inspect.work import FILE
 from headwise.steps.plan import make_plan
+from tests.cli import headwise, start
 from tests.tiny import MODELS, tiny
 from tests.tokens import save_tokenizer
 
@@ -240,42 +238,33 @@ def test_the_same_twice_and_a_finished_run_is_not_repeated(llama, tmp_path):
 def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT * 10)
     given = ["--text", tmp_path / "text.txt", "--tokens", "2048", "--lengths", "16,32"]
-    command = [sys.executable, "-m", "headwise", "inspect", llama, *given]
-    whole = subprocess.run([*command, "-o", tmp_path / "whole"], capture_output=True, text=True, check=True)
-    assert "attention layers" in whole.stdout
+    assert "attention layers" in run(llama, *given, "-o", tmp_path / "whole").stdout
     slow = (
-        "import time, headwise.steps.inspect.work as w, headwise.steps.inspect.collect as c, headwise.cli as cli\n"
+        "import time, headwise.steps.inspect.work as w, headwise.steps.inspect.collect as c\n"
         "w.SECONDS_BETWEEN = 0\n"
         "old = c.Collector.differentiate\n"
         "def differentiate(self, batch, seed):\n"
-        "    if self.sums[0].has('qk_fisher'): print('waiting', flush=True); time.sleep(60)\n"
+        "    if self.sums[0].has('qk_fisher'):\n"
+        "        print('waiting', flush=True)\n"
+        "        while True: time.sleep(0.01)  # a signal just before a long sleep would wait for its end\n"
         "    old(self, batch, seed)\n"
         "c.Collector.differentiate = differentiate\n"
-        "cli.main()\n"
     )
     for stop, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
-        process = subprocess.Popen(
-            [sys.executable, "-c", slow, "inspect", llama, *given, "-o", tmp_path / "run"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - else a shell may ignore it
-        )
+        process = start("inspect", llama, *given, "-o", tmp_path / "run", first=slow)
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(stop)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert "Traceback" not in errors and process.returncode == code
         assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]
     assert "stopped; nothing is half-written" in errors
-    subprocess.run([*command, "-o", tmp_path / "run"], capture_output=True, check=True)
+    assert run(llama, *given, "-o", tmp_path / "run").returncode == 0
     results = [json.loads((tmp_path / name / "profile.json").read_text()) for name in ("whole", "run")]
     assert results[0] == results[1]
     assert not (tmp_path / "run" / FILE).exists()
 
 
-def run(*args, **options):
-    command = [sys.executable, "-m", "headwise", "inspect", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+run = partial(headwise, "inspect")
 
 
 def test_wrong_inputs_get_one_sentence(llama, tmp_path):
@@ -306,7 +295,7 @@ def test_wrong_inputs_get_one_sentence(llama, tmp_path):
 
 
 def test_standard_input_json_and_too_little_text(llama, tmp_path):
-    result = run(llama, "--text", "-", "-o", tmp_path / "run", "--json", "--tokens", 1000, input=TEXT[:100])
+    result = run(llama, "--text", "-", "-o", tmp_path / "run", "--json", "--tokens", 1000, stdin=TEXT[:100])
     assert result.returncode == 0, result.stderr
     profile = json.loads(result.stdout)
     assert profile["text"]["name"] == "standard input"
@@ -329,12 +318,9 @@ def test_a_model_that_gives_nan_is_refused(tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_half_written(llama, tmp_path):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))"
     options = ("--text", tmp_path / "text.txt", "-o", tmp_path / "run", "--tokens", 64, "--lengths", "16,32")
-    result = run(llama, *options, preexec_fn=limit)
+    result = run(llama, *options, first=limit)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr and "profile.safetensors" in result.stderr
     assert list((tmp_path / "run").iterdir()) == []
@@ -376,19 +362,15 @@ def test_plans_come_from_profiles(llama, tmp_path):
 def test_memory_does_not_follow_tokens_or_layers(tmp_path):
     """Peak memory of a whole process: more tokens cost nothing, more layers only their own statistics and weights."""
     (tmp_path / "text.txt").write_text(TEXT * 200)
-    peaks = {}
+    told = "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)"
+    peak, peaks = f"import atexit, resource, sys; atexit.register(lambda: {told})", {}
     for layers, tokens in ((2, 1024), (2, 8192), (12, 1024)):
         folder = tmp_path / f"model{layers}"
         if not folder.exists():
             save(folder, num_hidden_layers=layers)
-        code = (
-            "import resource, sys; from pathlib import Path; from headwise.steps.inspect import inspect\n"
-            f"inspect({str(folder)!r}, Path({str(tmp_path / f'run{layers}-{tokens}')!r}), "
-            f"texts=[{str(tmp_path / 'text.txt')!r}], tokens={tokens}, lengths=(64, 128))\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
-        )
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        peaks[layers, tokens] = int(process.stdout)
+        options = ("--text", tmp_path / "text.txt", "--tokens", tokens, "--lengths", "64,128")
+        done = run(folder, *options, "-o", tmp_path / f"run{layers}-{tokens}", first=peak)
+        peaks[layers, tokens] = int(done.stderr)
     assert abs(peaks[2, 8192] - peaks[2, 1024]) < 30
     assert abs(peaks[12, 1024] - peaks[2, 1024]) < 40
 

@@ -39,14 +39,17 @@ def test_a_looser_bound_gives_a_smaller_model(name, given, tmp_path):
 
 
 def test_nothing_that_was_calibrated_on_is_measured_on(tmp_path):
+    from headwise.families.processors import open_tokenizer
     from headwise.families.reduce import profiled_batches
+    from headwise.families.texts import read_texts
     from headwise.records.profile import Profile
     from headwise.steps.search import load_file, open_model
 
     run, texts = run_folder("llama", tmp_path)
     tensors, profile = load_file(run / "profile.safetensors"), Profile.load(run / "profile.json")
     model = open_model(str(tmp_path / "model"))
-    unseen = search._unseen(model, profile, str(tmp_path / "model"), tensors, texts, "auto", False)
+    source = str(tmp_path / "model")
+    unseen = search._unseen(model, profile, source, tensors, open_tokenizer(source), read_texts(texts), False)
     calibrated = {tuple(row) for batch in profiled_batches(tensors) for row in batch.inputs["input_ids"].tolist()}
     measured = torch.cat([batch.inputs["input_ids"].flatten() for batch in unseen]).tolist()
     shown = " ".join(map(str, measured))

@@ -1,5 +1,6 @@
 """Training from scratch: models learn, open everywhere, survive kills and full disks, and share steps."""
 
+import itertools
 import json
 import os
 import resource
@@ -25,11 +26,12 @@ from headwise.steps.compress import compress
 from headwise.steps.inspect import inspect
 from headwise.steps.train import train, windows
 from headwise.steps.train.fitting import Task
-from headwise.steps.train.pace import faster_in_half, paces
-from headwise.training.processes import in_half, join_processes
+from headwise.steps.train.pace import paces
+from headwise.training.processes import join_processes
 from headwise.training.work import Work
+from tests import cli
 from tests.steps.test_heal import TEXT as SENTENCES
-from tests.steps.test_heal import run, weights
+from tests.steps.test_heal import weights
 from tests.tokens import save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("reopened_here")
@@ -98,7 +100,10 @@ def train_command(given, output, *options):
 
 def test_two_processes_do_what_one_does_with_a_double_batch(given, tmp_path):
     app(list(map(str, train_command(given, tmp_path / "one", "--batch", "4"))), standalone_mode=False)
-    done = run(*train_command(given, tmp_path / "two", "--batch", "2"), processes=2)
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = ["headwise", *map(str, train_command(given, tmp_path / "two", "--batch", "2"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launched, *command], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     one, two = ([line.get("scores", line)["loss"] for line in curve(tmp_path / name)] for name in ("one", "two"))
     assert len(one) == len(two)
@@ -108,19 +113,16 @@ def test_two_processes_do_what_one_does_with_a_double_batch(given, tmp_path):
 
 
 INTERRUPTED = """
-import os, resource, signal, sys, headwise.training.work as w, headwise.cli as cli
+import os, resource, signal, headwise.training.work as w
 save = w.Work.save
 def interrupted(self, stage, step, tensors):
     if step > 20: %s
     save(self, stage, step, tensors)
 w.Work.save = interrupted
-sys.argv = ["headwise", *sys.argv[1:]]
-cli.main()
 """
 ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "full disk": "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
+    "full disk": "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
 }
 FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
     "vocabulary": (windows, "learn_tokenizer", 500, "/run.training/tokenizer-"),
@@ -134,7 +136,7 @@ FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
 def whole(given, tmp_path_factory):
     """A training that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert run(*train_command(given, folder)).returncode == 0
+    assert cli.headwise(*train_command(given, folder)).returncode == 0
     return folder
 
 
@@ -149,13 +151,7 @@ def test_what_was_trained_can_be_inspected_and_compressed(given, whole, tmp_path
 @pytest.mark.parametrize("end", ENDS)
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_weights(given, whole, tmp_path, end):
     command = train_command(given, tmp_path / "run")
-    died = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED % ENDS[end], *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    died = cli.headwise(*command, first=INTERRUPTED % ENDS[end])
     assert died.returncode == (-signal.SIGKILL if end == "killed" else 1), died.stderr
     assert "Traceback" not in died.stderr
     assert end == "killed" or "-00000024.safetensors: " in died.stderr
@@ -198,10 +194,12 @@ def test_a_full_disk_is_one_sentence_that_names_the_file(given, tmp_path, at, mo
 
 def test_wrong_data_is_told_once_by_two_processes(given, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
-    done = run(*train_command((given[0], tmp_path / "empty.txt"), tmp_path / "run"), processes=2)
-    assert done.returncode != 0
-    assert done.stderr.count("empty.txt holds no text: it has 0 bytes.") == 1, done.stderr
-    assert "Connection closed" not in done.stderr
+    command = train_command((given[0], tmp_path / "empty.txt"), tmp_path / "run")
+    both = cli.together(2, lambda env: cli.start(*command, env=env))
+    assert all(done.returncode for done in both)
+    said = "".join(done.stderr for done in both)
+    assert said.count("empty.txt holds no text: it has 0 bytes.") == 1, said
+    assert "Connection closed" not in said
 
 
 def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
@@ -229,18 +227,14 @@ def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
         windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
 
 
-def test_trainings_are_timed_in_turns_and_the_precision_is_found_out_once(given, tmp_path):
-    plan, how = Plan.load(given[0]), Training(**{**QUICK, "precision": "auto"})
+def test_trainings_are_timed_in_turns(given, tmp_path, monkeypatch):
+    plan, how = Plan.load(given[0]), Training(**QUICK)
     examples = windows.read_windows(plan.blueprint.reads, [given[1]], None, how, tmp_path, lambda *told: None)
     device = torch.device("cpu")
-    speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.05)
-    assert speeds[0] == pytest.approx(speeds[2], rel=0.9) and min(speeds) > 0
-    accelerator, work = join_processes(), Work(tmp_path, "one")
-    assert isinstance(faster_in_half(plan, examples, how, accelerator), bool)
-    assert in_half(accelerator, "auto", work, lambda: True)
-    assert in_half(accelerator, "auto", work, lambda: False)  # as it was
-    assert not in_half(accelerator, "auto", Work(tmp_path, "other"), lambda: False)
-    assert not in_half(accelerator, "fp32", work, lambda: True)
+    clock = itertools.count(step=0.25)  # passes by a quarter of a second whenever somebody looks
+    monkeypatch.setattr("headwise.steps.train.pace.time.perf_counter", lambda: next(clock))
+    speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.5)
+    assert speeds == [2 * how.batch * 16 / 0.5] * 3
 
 
 def test_trackers_that_are_not_there_are_named():

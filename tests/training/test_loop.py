@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from torch import nn
 from headwise.records.errors import Failed
 from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
 from headwise.training.work import METRICS, Work
+from tests.cli import python, together
 
 
 def test_the_rate_warms_up_and_cools_down():
@@ -134,7 +132,7 @@ def test_held_out_scores_that_are_no_numbers_stop_it(tmp_path):
 
 def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):
     script = """
-    import sys, torch, torch.distributed as dist
+    import torch, torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -155,18 +153,9 @@ def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):
         print("the same")
     dist.destroy_process_group()
     """
-    (tmp_path / "split.py").write_text(textwrap.dedent(script))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "split.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the same" in done.stdout
+    first, second = together(2, lambda env: python(textwrap.dedent(script), cwd=tmp_path, env=env))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "the same" in first.stdout
 
 
 def test_tied_weights_are_kept_once_and_only_matrices_decay():

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from headwise.cluster import on_ray
-from headwise.compare.tasks import Learning, Setting, Timing
+from headwise.compare.tasks import Learning, Note, Setting, Timing
 from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.report.page.compare import write_compare_page
 from headwise.steps.train.examples import Progress
-from headwise.steps.train.fitting import check_plan, settled
+from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
 
 RESULT, PAGE = "compare.json", "compare.html"
 SAME = 0.01  # of its tokens that a shape must gain or lose by its speed to be trained again
@@ -25,6 +26,7 @@ HELD_OUT = 65_536  # tokens: differences between shapes are small
 PARTS = 1000  # of a task, as the progress bar counts
 
 
+@locking("folder")
 def compare(
     plan_files: Sequence[Path],
     data: Sequence[Path],
@@ -34,12 +36,16 @@ def compare(
     tokenizer: str | None = None,
     how: Training | None = None,
     on: Literal["local", "ray"] = "local",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
+    note: Note = lambda text: None,
 ) -> Comparison:
     """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
 
     Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time. A rerun does nothing again that is done, and goes on from checkpoints.
+    the first's time, in whole steps. A rerun does nothing again that is done, and goes on from checkpoints; ``note``
+    is told of those that were changed in between and are not taken. ``trust_remote_code`` lets ``tokenizer`` run code
+    of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
@@ -48,13 +54,16 @@ def compare(
     first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
     if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
         tokenizer = str(own.resolve())
-    setting = Setting(tuple(path.expanduser().resolve() for path in data), tokenizer, folder.resolve())
+    files = tuple(path.expanduser().resolve() for path in data)
+    setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
     examples = setting.examples(first, how, progress)
     how = settled(how, first, examples)
-    tokens = cast(int, how.tokens)
-    (timing,) = _done([Timing(setting, tuple(plans.values()), how, examples.sha256)], on, progress)
+    step = Task(examples, how, half=False).step_tokens
+    tokens = step * whole_steps(cast(int, how.tokens), step)
+    how = replace(how, tokens=tokens)
+    (timing,) = _done([Timing(setting, tuple(plans.values()), how, examples.sha256)], on, progress, note)
     how = replace(how, precision=timing["precision"])
-    contenders = _contenders(plans, timing["tokens_per_second"], tokens)
+    contenders = _contenders(plans, timing["tokens_per_second"], tokens, step)
     tasks = [
         Learning(setting, each.name, plans[each.name], replace(how, seed=seed, tokens=count), kind, examples.sha256)
         for seed in range(how.seed, how.seed + seeds)
@@ -62,7 +71,7 @@ def compare(
         for kind, count in (("tokens", tokens), ("time", each.tokens_in_time))
         if kind == "tokens" or count != tokens
     ]
-    trials = _all_readings(contenders, _done(tasks, on, progress))
+    trials = _all_readings(contenders, _done(tasks, on, progress, note))
     numbers = tuple(range(how.seed, how.seed + seeds))
     found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), how.facts())
     found.save(folder / RESULT)
@@ -99,17 +108,17 @@ def _ends(plan: Plan) -> str:
     )
 
 
-def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int) -> tuple[Contender, ...]:
-    """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``."""
+def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
+    """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
     found = []
     for (name, plan), speed in zip(plans.items(), speeds, strict=True):
         gained = speed / speeds[0]
-        count = tokens if abs(gained - 1) <= SAME else round(tokens * gained)
+        count = tokens if abs(gained - 1) <= SAME else step * whole_steps(tokens * gained, step)
         found.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
     return tuple(found)
 
 
-def _done(tasks: Sequence[Any], on: str, progress: Progress) -> list[Any]:
+def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list[Any]:
     """What comes of all tasks, in any order; what is known already is not done again."""
     found = [known for task in tasks if (known := task.known()) is not None]
     missing = [task for task in tasks if task.known() is None]
@@ -120,12 +129,12 @@ def _done(tasks: Sequence[Any], on: str, progress: Progress) -> list[Any]:
             progress(len(found), len(tasks), "tasks on Ray")
         return found
     for number, task in enumerate(missing):
-        found.append(task.run(_part(progress, task.title, number, len(missing))))
+        found.append(task.run(_part(progress, task.title, number, len(missing)), note))
     return found
 
 
 def _quietly(task: Any) -> Any:
-    return task.run(lambda done, total, what: None)
+    return task.run(lambda done, total, what: None, lambda text: None)
 
 
 def _part(progress: Progress, title: str, number: int, count: int) -> Progress:

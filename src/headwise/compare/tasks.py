@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +18,13 @@ from headwise.records.reading import Reader, read_json
 from headwise.records.training import Training
 from headwise.steps.train.examples import Examples, Progress
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
-from headwise.steps.train.pace import faster_in_half, paces
+from headwise.steps.train.pace import paces
 from headwise.training.processes import in_half, join_processes
 from headwise.training.work import Work
 
 DATA, TASKS, PACE = "data", "tasks", "pace.json"
+HASH, SEAL = "inputs_hash", "sha256"
+Note = Callable[[str], None]
 HASH = "inputs_hash"
 LEAST_PACE = 1e-6  # tokens per second
 APART = 100  # times the slowest that the fastest of shapes to compare may be
@@ -33,10 +37,12 @@ class Setting:
     files: tuple[Path, ...]
     tokenizer: str | None
     folder: Path
+    trust_remote_code: bool = False
 
     def examples(self, plan: Plan, how: Training, progress: Progress = lambda done, total, what: None) -> Examples:
         """What is learnt from; tokens are made once."""
-        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress)
+        trusted = {"trust_remote_code": self.trust_remote_code}
+        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress, **trusted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +67,21 @@ class Timing:
         found.choice("precision", ("bf16", "fp32"))
         return found.content
 
-    def run(self, progress: Progress) -> dict[str, Any]:
+    def run(self, progress: Progress, note: Note) -> dict[str, Any]:
         """Measure and put it down."""
         progress(0, 1, "timing all shapes in turns")
         folder = self.setting.folder
         accelerator = join_processes()
         first = self.plans[0]
         examples = self.setting.examples(first, self.how)
-        work = Work(folder, self._hash())
-        half = in_half(
-            accelerator, self.how.precision, work, lambda: faster_in_half(first, examples, self.how, accelerator)
-        )
+        half = in_half(accelerator, self.how.precision, first.width)
         task = Task(examples, self.how, half)
         found = {
             HASH: self._hash(),
             "tokens_per_second": paces([(plan, task) for plan in self.plans], accelerator.device),
             "precision": "bf16" if half else "fp32",
         }
-        write_text(folder / PACE, json.dumps(found))
+        _put(folder / PACE, found)
         return found
 
     def _hash(self) -> str:
@@ -112,7 +115,7 @@ class Learning:
             raise found.error(f"expected the training {self.title}")
         return trial
 
-    def run(self, progress: Progress) -> Trial:
+    def run(self, progress: Progress, note: Note) -> Trial:
         """Train from the last checkpoint on, and put down what comes out."""
         folder = self._file().with_suffix("")
         examples = self.setting.examples(self.plan, self.how)
@@ -122,11 +125,13 @@ class Learning:
             fit_plan(join_processes(), self.plan, task, work, progress)
         except (InputError, Failed) as error:
             raise type(error)(f"{self.title}: {error}") from None
+        for text in work.notes:
+            note(f"{self.title}: {text}")
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
         tokens, loss = curve[-1]
         best = min(each for _, each in curve)
         found = Trial(self.name, self.how.seed, self.reading, tokens, loss, best, curve)
-        write_text(self._file(), json.dumps({HASH: self._hash(), **asdict(found)}))
+        _put(self._file(), {HASH: self._hash(), **asdict(found)})
         shutil.rmtree(folder, ignore_errors=True)
         return found
 
@@ -137,6 +142,20 @@ class Learning:
         return run_hash(self.plan, self.data, self.how)
 
 
+def _put(file: Path, found: Mapping[str, Any]) -> None:
+    """Write what came out, sealed by a hash of it."""
+    write_text(file, json.dumps({**found, SEAL: _seal(found)}))
+
+
 def _known(file: Path, inputs_hash: str) -> Reader | None:
-    found = Reader(read_json(file) if file.is_file() else {}, f"{file}")
-    return found if found.content.get(HASH) == inputs_hash else None
+    """What was put into ``file`` for the same inputs, or an `InputError` where it was changed since."""
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    if found.pop(SEAL, None) != _seal(found):
+        raise InputError(f"{file} was changed since headwise compare wrote it; remove it, and it is made again.")
+    return Reader(found, f"{file}") if found.get(HASH) == inputs_hash else None
+
+
+def _seal(found: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

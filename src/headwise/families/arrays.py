@@ -35,12 +35,12 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     return {name: _tensor(array, f"{path}: {name}") for name, array in found.items()}
 
 
-def read_pictures(source: str, folder: Path, most: int) -> dict[str, Tensor]:
+def read_pictures(source: str, folder: Path, most: int, *, trust_remote_code: bool = False) -> dict[str, Tensor]:
     """The first ``most`` pictures of ``folder`` as the model at ``source`` wants to see them."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)[:most]
     if not files:
         raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
-    processor = open_image_processor(source)
+    processor = open_image_processor(source, trust_remote_code=trust_remote_code)
     seen = []
     for path in files:
         picture = _open_picture(path)

@@ -152,13 +152,19 @@ def evaluation_windows(
     return Calibration(tuple(batches), ", ".join(text.name for text in texts), notes)
 
 
-def file_calibration(model: PreTrainedModel, source: str, path: Path, tokens: int) -> Calibration:
+def file_calibration(
+    model: PreTrainedModel, source: str, path: Path, tokens: int, *, trust_remote_code: bool = False
+) -> Calibration:
     """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs.
 
     As many are used as give the stack that sees the fewest tokens of an input ``tokens`` in all, within reason; every
     fifth of them is held out.
     """
-    arrays = read_pictures(source, path, MOST_INPUTS * tokens) if path.is_dir() else read_arrays(path)
+    if path.is_dir():
+        most = MOST_INPUTS * tokens
+        arrays = read_pictures(source, path, most, trust_remote_code=trust_remote_code)
+    else:
+        arrays = read_arrays(path)
     name = model.main_input_name
     if name not in arrays:
         raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")

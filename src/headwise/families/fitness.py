@@ -23,11 +23,11 @@ COUNTED = {
 }  # by what a config calls them
 
 
-def check_counts(content: Mapping[str, Any], where: str) -> None:
+def check_numbers(content: Mapping[str, Any], where: str) -> None:
     """Raise where a config asks for more than any model has: building it would take for ever."""
     for name, value in content.items():
         if isinstance(value, Mapping):
-            check_counts(value, where)
+            check_numbers(value, where)
         most = MOST_LAYERS if "layer" in name else MOST
         if isinstance(value, int) and abs(value) > most:
             raise InputError(f"{where} gives {name} as {value:,}; a model is opened with up to {most:,}.")

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from headwise.families.processors import open_tokenizer
 from headwise.records.errors import InputError
 from headwise.records.files import new_folder
+from headwise.records.locks import locking
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -32,13 +34,13 @@ NAMES = {
 }
 
 
+@locking("folder", "demo")
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write the Llama model in ``file`` to ``folder``: config, float32 safetensors, tokenizer. Whole or not at all."""
     reader = _reader(file)
     with new_folder(folder) as temporary:
         _model(reader).save_pretrained(temporary)
-        tokenizer = cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
-        tokenizer.save_pretrained(temporary)
+        open_tokenizer(str(file.parent), gguf_file=file.name).save_pretrained(temporary)
 
 
 def _reader(file: Path) -> Any:

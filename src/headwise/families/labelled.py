@@ -24,10 +24,10 @@ def check_classifies(kind: type[PreTrainedModel], source: str) -> None:
         raise InputError(f"Labels are for models that classify text (...{ENDING}); {source} is a {kind.__name__}.")
 
 
-def accuracy(model: PreTrainedModel, source: str, path: Path) -> float:
+def accuracy(model: PreTrainedModel, source: str, path: Path, *, trust_remote_code: bool = False) -> float:
     """Share of the examples in ``path`` whose label is the model's most likely one. One example is run at a time."""
     examples = read_examples(path, model.config, source)
-    tokenizer = open_tokenizer(source)
+    tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
     longest = shape_of(model).max_tokens
     right = 0
     for label, text in examples:

@@ -1,9 +1,11 @@
-"""Opening models and configs: local folder, config.json or Hub id, with one clear sentence for what is wrong."""
+"""Opening models and configs: local folder, config.json or Hub id, with one clear sentence for what is wrong.
+
+Classes are those of transformers and of headwise as installed here: no code that comes with a model is ever run.
+"""
 
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,17 +14,19 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
-from headwise.families.fitness import check_counts, check_finite
-from headwise.families.known import family_of
+from headwise.families.fitness import check_finite, check_numbers
+from headwise.families.foreign import check_config
+from headwise.families.known import BY_MODEL_TYPE, family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
+from headwise.families.student_config import auto_map, stock_class
+from headwise.families.weight_files import check_weights
 from headwise.records.errors import InputError
 from headwise.records.reading import read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300
 FILES = (".json", ".safetensors", ".gguf", ".bin", ".pt")  # Hub ids may have dots too: Qwen2.5-0.5B
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def open_config(source: str) -> PreTrainedConfig:
@@ -36,17 +40,20 @@ def open_config(source: str) -> PreTrainedConfig:
         content = read_json(path)
         if not isinstance(content.get("model_type"), str):
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
-        check_counts(content, str(path))
+        check_numbers(content, str(path))
         if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
             family_of(content["model_type"])
     elif path.suffix in FILES or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise InputError(f"There is no file or folder {source}.")
     try:
-        config = AutoConfig.from_pretrained(str(path) if path.is_file() else source)
+        config = AutoConfig.from_pretrained(str(path) if path.is_file() else source, trust_remote_code=False)
     except Exception as error:  # configs are foreign input, and transformers raises anything over them
         what = source if path.is_file() else f"{source} is no local folder, and as a Hub id it"
-        raise InputError(f"{what} cannot be opened: {_reason(error)}") from error
+        own_code = "it needs code of its own, which headwise does not run."
+        reason = own_code if "trust_remote_code" in str(error) else _reason(error)
+        raise InputError(f"{what} cannot be opened: {reason}") from error
     family_of(base_type(config))
+    check_config(config, source)
     return config
 
 
@@ -63,6 +70,9 @@ def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
     found = getattr(room, name, None)
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise InputError(f"transformers {transformers.__version__} has no class {name}, which {source} asks for.")
+    base, own = base_type(config), getattr(stock_class(found).config_class, "model_type", "")
+    if BY_MODEL_TYPE.get(own) is not family_of(base):  # others might do anything with this config
+        raise InputError(f"The config of {source} is one of a {base} model and asks for a {name}.")
     return found
 
 
@@ -91,10 +101,18 @@ def open_model(source: str) -> PreTrainedModel:
     folder = Path(source).expanduser()
     if folder.is_file():
         raise InputError(f"{source} is a config without weights; give the folder of the model.")
+    check_weights(source, config)
     if folder.is_dir():
-        _check_weights(folder)
         source = str(folder)
-    options = {"config": config, "dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    if issubclass(cls, modeling_headwise.ReducedModel):
+        config.auto_map = auto_map(base_type(config), stock_class(cls))
+    options = {
+        "config": config,
+        "dtype": "auto",
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "trust_remote_code": False,
+    }
     try:
         model, info = cast(Any, cls).from_pretrained(source, **options)
     except Exception as error:  # as above
@@ -104,47 +122,6 @@ def open_model(source: str) -> PreTrainedModel:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
     check_finite(model, source)
     return model.eval()
-
-
-def fingerprint(source: str) -> str:
-    """What tells a model from another one: the names, sizes and dates of its files, or its revision on the Hub."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return f"{source}@{getattr(open_config(source), '_commit_hash', None)}"
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".json", ".safetensors"})
-    return json.dumps([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
-
-
-def _check_weights(folder: Path) -> None:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
-        if pickles:
-            raise InputError(
-                f"{folder} holds its weights as a pickle ({pickles[0]}), which can run any code; "
-                "convert it to safetensors first."
-            )
-        raise InputError(f"{folder} holds no weights (*.safetensors).")
-    for path in files:
-        _check_safetensors(path)
-
-
-def _check_safetensors(path: Path) -> None:
-    """Compare the size a safetensors file states in its header with the size it has."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size  # noqa: PLR2004
-        if length + 8 > size:
-            raise InputError(f"{path} is damaged or cut short: its header does not fit into its {size} bytes.")
-        header = file.read(length)
-    try:
-        ends = [item["data_offsets"][1] for name, item in json.loads(header).items() if name != "__metadata__"]
-        end = 8 + length + max(ends, default=0)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError):
-        raise InputError(f"{path} is not a safetensors file: its header makes no sense.") from None
-    if end != size:
-        raise InputError(f"{path} is damaged or cut short: it should have {end} bytes and has {size}.")
 
 
 def _suggest(config: PreTrainedConfig) -> str:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.fitness import check_inputs
 from headwise.families.reduce import HELD_OUT, INPUTS, profiled_batches
-from headwise.families.tensor_files import Kinds, check_tensors, open_tensors
+from headwise.families.tensor_files import Kinds, check_tensors
 from headwise.records.errors import InputError
 from headwise.records.shape import LayerShape, ModelShape
 
@@ -34,13 +34,6 @@ def layer_kinds(layer: LayerShape) -> Kinds:
         "v_duals": (G, V, V),
     }
     return {name: (torch.float32, shape) for name, shape in shapes.items()} if layer.heads else {}
-
-
-def read_profile_tensors(path: Path, shape: ModelShape) -> dict[str, Tensor]:
-    """All tensors of a profile of a model of ``shape``, or an `InputError`."""
-    _, tensors = open_tensors(path)
-    check_profile_tensors(path, shape, tensors)
-    return tensors
 
 
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:

@@ -14,15 +14,17 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+OWN_CODE = Path(__file__).with_name("modeling_headwise.py")
+
 
 def main(folder: str, inputs_file: str, result_file: str, backend: str | None = None) -> None:
     """Open ``folder`` the way a user would, run the inputs, report."""
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    name = config["architectures"][0]
-    auto = [key for key, value in config.get("auto_map", {}).items() if value.split(".")[-1] == name]
-    opener = getattr(transformers, auto[0] if auto else name)
+    name, own = config["architectures"][0], config["model_type"] == "headwise"
+    check_code(Path(folder), config, own)
+    opener = getattr(transformers, openers(config, name)[0] if own else name)
     options = {"dtype": "auto", "output_loading_info": True, "use_safetensors": True, "attn_implementation": backend}
-    model, info = opener.from_pretrained(folder, **options, **({"trust_remote_code": True} if auto else {}))
+    model, info = opener.from_pretrained(folder, **options, trust_remote_code=own)
     with torch.inference_mode():
         output = model.eval()(**load_file(inputs_file))
     save_file({"output": output[0].contiguous()}, result_file)
@@ -33,6 +35,21 @@ def main(folder: str, inputs_file: str, result_file: str, backend: str | None = 
         "cache_bytes": cache_bytes(output.get("past_key_values")),
     }
     print(json.dumps(report))  # noqa: T201 - this is the script's answer
+
+
+def check_code(folder: Path, config: dict[str, Any], own: bool) -> None:
+    """Raise where ``folder`` holds or names any code but, for a per-layer model, headwise's modelling file as it is."""
+    code, allowed = sorted(folder.rglob("*.py")), [folder / OWN_CODE.name] if own else []
+    if code != allowed or any(path.read_bytes() != OWN_CODE.read_bytes() for path in code):
+        raise ValueError(f"{folder} holds code that is not headwise's: {[path.name for path in code]}")
+    named = config.get("auto_map", {}).values()
+    if any(not own or str(reference).split(".")[0] != OWN_CODE.stem for reference in named):
+        raise ValueError(f"{folder} names code that is not headwise's: {config['auto_map']}")
+
+
+def openers(config: dict[str, Any], name: str) -> list[str]:
+    """The auto classes of transformers that open a model of the class ``name``."""
+    return [key for key, value in config.get("auto_map", {}).items() if value.split(".")[-1] == name]
 
 
 def cache_bytes(cache: Any) -> int:

@@ -14,33 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCardData, snapshot_download
+from huggingface_hub import ModelCardData
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from headwise.families import reopen
+from headwise.families import modeling_headwise, reopen
+from headwise.families.companions import MODULES, copy_companions
 from headwise.families.example import example_inputs
+from headwise.families.foreign import without_code
 from headwise.families.shapes import shape_of
+from headwise.families.sites import base_type
+from headwise.families.student_config import auto_map, stock_class_of
+from headwise.records.budget import told
 from headwise.records.cost import cost_of
 from headwise.records.files import new_folder, write_text
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
+from headwise.records.reading import read_json
 
-COMPANIONS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "*.model",
-    "chat_template*",
-    "*processor_config.json",
-    "normalizer.json",
-)
 SCORES = "## Scores"
 DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}  # relative to the largest output
 
 
+@locking("folder", "save")
 def save_student(
     student: PreTrainedModel,
     folder: Path | str,
@@ -54,34 +51,39 @@ def save_student(
 ) -> dict[str, Any]:
     """Write ``student`` to ``folder``, prove that a fresh process opens it, and return what that process found.
 
-    ``source`` is the model it was made from; its tokenizer or processor files are copied along. ``facts`` (method and
-    what was refitted, or how it was healed or trained) go into the card, ``files`` are texts to lay beside.
+    ``source`` is the model it was made from; its tokenizer or processor files are copied along, and "notes" say which
+    could not be. ``facts`` (method and what was refitted, or how it was healed or trained) go into the card, ``files``
+    are texts to lay beside.
     Nothing appears under ``folder`` until all is written and checked.
     """
     with new_folder(Path(folder)) as temporary:
         student.save_pretrained(temporary, max_shard_size=shard)
-        copy_companions(source, temporary)
+        keep_own_code(student, temporary)
+        notes = copy_companions(source, temporary, pooling=plan.blueprint is None)
         plan.save(temporary / "plan.json")
         for name, text in (files or {}).items():
             write_text(temporary / name, text)
-        found = check_saved(student, temporary)
-        write_text(temporary / "README.md", card(student, plan, source, command, {**found, **(facts or {})}))
+        found = {**check_saved(student, temporary), "notes": notes}
+        facts = {**found, **(facts or {}), "pools": (temporary / MODULES).exists()}
+        write_text(temporary / "README.md", card(student, plan, source, command, facts))
     return found
 
 
-def copy_companions(source: str, target: Path) -> None:
-    """Copy tokenizer and processor files as they are, from a local folder or from the Hub."""
-    if not source:
-        return
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        if folder.exists():
-            return
-        folder = Path(snapshot_download(source, allow_patterns=list(COMPANIONS)))
-    for pattern in COMPANIONS:
-        for path in folder.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, target / path.name)
+def keep_own_code(student: PreTrainedModel, folder: Path) -> None:
+    """Leave no code in ``folder`` but headwise's modelling file, and that only beside a per-layer model.
+
+    Saving lays a copy of the file that a class was read from beside the model, and keeps what its config named before.
+    """
+    for path in folder.rglob("*.py"):
+        path.unlink()
+    for path in folder.glob("*config.json"):
+        content = read_json(path)
+        cleaned = without_code(content)
+        if content.get("model_type") == modeling_headwise.HeadwiseConfig.model_type:
+            shutil.copyfile(reopen.OWN_CODE, folder / reopen.OWN_CODE.name)
+            cleaned["auto_map"] = auto_map(base_type(student.config), stock_class_of(student))
+        if cleaned != content:
+            write_text(path, json.dumps(cleaned, indent=2, sort_keys=True) + "\n")
 
 
 def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
     student.train(training)
     backend = student.config._attn_implementation
     backends = [backend] if backend in ("eager", "sdpa") else []  # others may not exist in the fresh process
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes with the folder if this process is killed
         asked, answered = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, asked)
         process = subprocess.run(
@@ -141,26 +143,27 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         tags=["headwise", "pruned", "attention-compression"] if reduced else ["headwise"],
     )
     shape = shape_of(student)
-    name = type(student).__name__
-    openers = [key for key, value in getattr(student.config, "auto_map", {}).items() if value.endswith(f".{name}")]
-    opener, trust = (openers[0], ", trust_remote_code=True") if openers else (name, "")
-    note = (
-        "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
-        "`trust_remote_code` is needed."
-        if openers
-        else "It is a stock architecture: no custom code."
-    )
+    opener, trust, note = type(student).__name__, "", "It is a stock architecture: no custom code."
+    if isinstance(student, modeling_headwise.ReducedModel):
+        own = {"auto_map": auto_map(base_type(student.config), stock_class_of(student))}
+        opener, trust = reopen.openers(own, opener)[0], ", trust_remote_code=True"
+        note = (
+            "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
+            "`trust_remote_code` is needed."
+        )
     if reduced:
         title = f"{Path(source).name or 'model'}, reduced"
         made = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
     else:
         title = f"{plan.family} model, built from scratch"
         made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
+    how = _budget(plan) + _how(found)
     rows = "\n".join(
         f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
         for index, layer in enumerate(shape.layers)
     )
-    return f"""---
+    return (
+        f"""---
 {data.to_yaml()}
 ---
 
@@ -173,9 +176,9 @@ from transformers import {opener}
 
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
-
+{_pooled(trust) if found.get("pools") else ""}
 {made}{f", by `{command}`" if command else ""}.
-{_how(found)}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
+{how}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 
 | layer | heads | key/value heads | query/key width | value width |
@@ -183,7 +186,28 @@ exact plan is in `plan.json`.
 {rows}
 
 Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
+{" ".join(found.get("notes", ()))}
+""".rstrip()
+        + "\n"
+    )
+
+
+def _pooled(trust: str) -> str:
+    return f"""
+Sentences become vectors as they did before:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder"{trust})
+```
 """
+
+
+def _budget(plan: Plan) -> str:
+    """What the plan that was carried out had to keep to, for the card."""
+    asked = told(plan.budget) if plan.blueprint is None else ""
+    return f"Its budget: {asked}.\n" if asked else ""
 
 
 def _how(found: Mapping[str, Any]) -> str:
@@ -196,14 +220,15 @@ def _how(found: Mapping[str, Any]) -> str:
     if healed := found.get("healed"):
         return (
             f"Healed by distillation from {Path(healed['teacher']).name}: {healed['tokens']:,} tokens of "
-            f"{Path(healed['text']).name}, {healed['train']} trained; {healed['score']} on held-out text "
+            f"{Path(healed['text']).name}, {healed['train']} trained in {healed['precision']}; {healed['score']} on "
+            f"held-out text "
             f"{healed['before']:.4f} before, {healed['after']:.4f} after.\n"
         )
     if trained := found.get("trained"):
         scores = ", ".join(f"{name} {value:.4f}" for name, value in trained["scores"].items())
         return (
             f"Trained on {trained['tokens']:,} tokens of {trained['data']} (AdamW, learning rate "
-            f"{trained['rate']:.2g}, seed {trained['seed']}); on held-out data {scores}.\n"
+            f"{trained['rate']:.2g}, seed {trained['seed']}, {trained['precision']}); on held-out data {scores}.\n"
         )
     if found.get("method") not in ways:
         return ""
@@ -214,5 +239,7 @@ def _how(found: Mapping[str, Any]) -> str:
 def add_scores(folder: Path, table: str) -> None:
     """Put a table of scores (Markdown) at the end of the card of a saved model, in place of an earlier one."""
     card_file = folder / "README.md"
-    text = card_file.read_text(encoding="utf-8").split(SCORES)[0].rstrip()
-    write_text(card_file, f"{text}\n\n{SCORES}\n\n{table.rstrip()}\n")
+    before = card_file.read_text(encoding="utf-8")
+    after = f"{before.split(SCORES)[0].rstrip()}\n\n{SCORES}\n\n{table.rstrip()}\n"
+    if after != before:
+        write_text(card_file, after)

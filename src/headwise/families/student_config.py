@@ -31,7 +31,7 @@ class Kept:
 def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig:
     """The config of ``model`` after ``plan``, in headwise's per-layer form."""
     kept = _kept(model, shape, plan)
-    family, base, stock_class = kept[0].site.family, base_type(model.config), stock_class_of(model)
+    family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
     config = _plain_copy(model.config)
     kinds: Sequence[str | None] = [None] * len(kept)
     if len(kept) < len(plan.layers):
@@ -46,8 +46,8 @@ def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> Pre
         "names": {"q": family.q, "k": family.k, "v": family.v, "fused": family.fused, "norms": list(family.norms)},
         "layers": layers,
     }
-    config.auto_map = _auto_map(base, stock_class)
-    config.architectures = [modeling_headwise.PREFIX + stock_class.__name__]
+    config.auto_map = auto_map(base, stock)
+    config.architectures = [modeling_headwise.PREFIX + stock.__name__]
     if len(family.stacks) == 1:
         _state_per_layer(config, layers, shape)
     return config
@@ -55,14 +55,19 @@ def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> Pre
 
 def stock_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The class of transformers that ``model`` is, or was before it was reduced."""
-    classes = [c for c in type(model).__mro__ if not issubclass(c, modeling_headwise.ReducedModel)]
+    return stock_class(type(model))
+
+
+def stock_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class of transformers that ``cls`` is, or is the reduced form of."""
+    classes = [c for c in cls.__mro__ if not issubclass(c, modeling_headwise.ReducedModel)]
     return next(c for c in classes if issubclass(c, PreTrainedModel))
 
 
 def own_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The per-layer class that ``model`` becomes."""
     name = stock_class_of(model).__name__
-    references = _auto_map(base_type(model.config), stock_class_of(model)).values()
+    references = auto_map(base_type(model.config), stock_class_of(model)).values()
     if not any(reference == f"{MODELING_FILE}.{modeling_headwise.PREFIX}{name}" for reference in references):
         raise InputError(f"No auto class of transformers opens {name}, so none could open its student.")
     return getattr(modeling_headwise, modeling_headwise.PREFIX + name)
@@ -161,14 +166,14 @@ def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], sha
     }
 
 
-def _auto_map(base: str, stock_class: type) -> dict[str, str]:
+def auto_map(base: str, stock: type) -> dict[str, str]:
     """Which class of the modelling file each auto class takes; servers want ``AutoModel`` as well."""
     prefix = f"{MODELING_FILE}.{modeling_headwise.PREFIX}"
     mapped = {"AutoConfig": prefix + modeling_headwise.CONFIG_MAPPING[base].__name__}
     for auto_class, names in modeling_headwise.AUTO_CLASSES.items():
         known = modeling_headwise.as_tuple(getattr(modeling_headwise.modeling_auto, names).get(base))
-        if stock_class.__name__ in known:
-            mapped[auto_class] = prefix + stock_class.__name__
+        if stock.__name__ in known:
+            mapped[auto_class] = prefix + stock.__name__
         elif auto_class == "AutoModel":
             mapped[auto_class] = prefix + known[0]
     return mapped

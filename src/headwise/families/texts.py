@@ -10,7 +10,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from headwise.records.errors import InputError
 from headwise.records.reading import parse_json
@@ -90,7 +90,7 @@ def own_texts(*, evaluation: bool = False, chat: bool = False) -> tuple[Text, ..
 def read_text(name: str) -> str:
     """The text of one file, or of standard input for "-"; lines end in a line feed, whatever they ended in there."""
     try:
-        raw = _standard_input() if name == "-" else Path(name).expanduser().read_bytes()
+        raw = _all_of(sys.stdin) if name == "-" else Path(name).expanduser().read_bytes()
         return TextIOWrapper(BytesIO(raw), encoding="utf-8").read()
     except FileNotFoundError:
         raise InputError(f"There is no file {name}.") from None
@@ -98,10 +98,9 @@ def read_text(name: str) -> str:
         raise InputError(f"{name} cannot be read as text: {error}.") from None
 
 
-@cache
-def _standard_input() -> bytes:
-    """Standard input, which can be read only once and may be asked for by several steps."""
-    return sys.stdin.buffer.read()
+@cache  # a stream ends once, and several steps may ask for it
+def _all_of(stream: TextIO) -> bytes:
+    return stream.buffer.read()
 
 
 def _read(name: str, form: TextFormat) -> Text:

@@ -22,6 +22,7 @@ from headwise.cluster import on_ray
 from headwise.papers.catalogue import module_of
 from headwise.papers.point import Point
 from headwise.records.errors import InputError
+from headwise.records.locks import locking
 from headwise.records.papers import Findings, Outcome, outcome_path
 
 Progress = Callable[[int, int, str], None]
@@ -47,6 +48,7 @@ class Job:
         return outcome_path(folder, self.paper, self.experiment, self.recipe, self.settings)
 
 
+@locking("folder", "papers run")
 def run_grids(
     chosen: Sequence[tuple[str, str]],
     folder: Path,

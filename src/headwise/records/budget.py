@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -117,6 +118,17 @@ class Budget:
         if self.kind == "fit":
             found["batch"] = self.batch
         return found
+
+
+def told(facts: Mapping[str, Any]) -> str:
+    """The budget of a plan (`Budget.facts`) in words; nothing where it answers none."""
+    kind = next((kind for kind in WORDS if kind in facts), None)
+    if kind is None:
+        return ""
+    if kind in SHARES:
+        return f"{facts[kind]:g} of the {WORDS[kind]}"
+    more = f" at {facts['context']:,} tokens x {facts['batch']}" if kind == "fit" else ""
+    return f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
 
 
 def natural_budget(shape: ModelShape) -> Kind:

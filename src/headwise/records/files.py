@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import platform
 import re
+import secrets
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +24,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path: Path) -> Generator[Path, None, None]:
     """A temporary name that becomes ``path`` when the block ends well: a killed process leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _temporary(path)
     try:
         yield temporary
         temporary.replace(path)
@@ -29,6 +32,38 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         temporary.unlink(missing_ok=True)
         _tell_disk(error, temporary, path)
         raise
+
+
+def _temporary(path: Path) -> Path:
+    """A name beside ``path`` that nobody can guess. What processes that are gone have left of ``path`` is removed."""
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    prefix = f".{path.name}.{host}-"
+    with suppress(OSError):
+        for left in [entry for entry in path.parent.iterdir() if entry.name.startswith(prefix)]:
+            found = re.fullmatch(r"(\d+)-[0-9a-f]{16}", left.name.removeprefix(prefix))
+            if found and not is_alive(int(found[1])):
+                _remove(left)
+    return path.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(8)}")
+
+
+def is_alive(process: Any) -> bool:
+    """Whether a process of this machine with the number ``process`` is running."""
+    if os.name != "posix" or not isinstance(process, int) or process < 1:
+        return True  # nobody can tell
+    try:
+        with suppress(PermissionError):  # somebody else's
+            os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; of a link only itself."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _tell_disk(error: BaseException, temporary: Path, path: Path) -> None:
@@ -84,13 +119,12 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
     check_free(path)
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = _temporary(path)
     temporary.mkdir()
     try:
         yield temporary
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # some writers keep their files to the owner alone
+        for file in temporary.rglob("*"):
+            file.chmod(0o755 if file.is_dir() else 0o644)  # some writers keep their files to the owner alone
         if path.exists():
             path.rmdir()
         temporary.replace(path)

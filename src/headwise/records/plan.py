@@ -139,8 +139,9 @@ class LayerPlan:
 class Plan:
     """For each layer what to keep, for which model it was made, the budget it answers and what was predicted.
 
-    ``profile`` names the folder of the measurements it was made from, if it was made from any. With a ``blueprint`` the
-    model does not exist yet: the plan says what to build, and ``before`` is what its layers are from the start.
+    ``profile`` names the folder of the measurements it was made from, if it was made from any, and ``fingerprint`` the
+    weights of its model, if they are known. With a ``blueprint`` the model does not exist yet: the plan says what to
+    build, and ``before`` is what its layers are from the start.
     """
 
     family: str
@@ -150,6 +151,7 @@ class Plan:
     budget: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     profile: str = ""
+    fingerprint: str = ""
     blueprint: Blueprint | None = None
 
     @classmethod
@@ -215,6 +217,8 @@ class Plan:
             {name: value for name, value in layer.items() if value is not None and value is not False}
             for layer in body["layers"]
         ]
+        if not self.fingerprint:
+            del body["fingerprint"]
         if self.blueprint is None:
             del body["blueprint"]
         else:
@@ -239,6 +243,7 @@ class Plan:
             budget=reader.mapping("budget"),
             predicted=reader.mapping("predicted"),
             profile=reader.text("profile") if reader.has("profile") else "",
+            fingerprint=reader.text("fingerprint") if reader.has("fingerprint") else "",
             blueprint=blueprint,
         )
 

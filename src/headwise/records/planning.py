@@ -36,6 +36,7 @@ def plan_for(
         | ({"protect": sorted(protect)} if protect else {})
         | ({"uniform": True} if uniform else {}),
         predicted=_predicted(profile, budget, layers),
+        fingerprint=profile.fingerprint,
     )
     spent = budget.measure(shape.planned(plan))
     if spent > limit:

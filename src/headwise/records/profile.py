@@ -234,6 +234,11 @@ class Profile:
     notes: tuple[str, ...] = field(default=())
     checks: tuple[Check, ...] = field(default=())
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells the weights of the model from others; "" in files of earlier versions."""
+        return str(self.model.get("fingerprint", ""))
+
     def save(self, path: Path) -> None:
         """Write this profile as JSON, with the definition of every quantity, whole or not at all."""
         body = asdict(self)

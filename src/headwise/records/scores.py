@@ -18,7 +18,10 @@ OPTIONAL = ("loss", "perplexity", "kl", "agreement", "agreement_p5", "accuracy",
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens per second in the fastest round, and times the first model's speed: median, lowest and highest round."""
+    """Times the first model's speed: median, lowest and highest round; and tokens per second, by the first's median.
+
+    Rounds differ more than models do: a speed of each model by itself would contradict the ratio.
+    """
 
     tokens_per_second: float
     ratio: float
@@ -29,7 +32,7 @@ class Rate:
     def of(cls, tokens: int, seconds: list[float], first: list[float]) -> Rate:
         """The rate of a model that took ``seconds`` for ``tokens`` in each round, the first model ``first``."""
         ratios = [theirs / mine for mine, theirs in zip(seconds, first, strict=True)]
-        return cls(tokens / min(seconds), median(ratios), min(ratios), max(ratios))
+        return cls(tokens / median(first) * median(ratios), median(ratios), min(ratios), max(ratios))
 
 
 @dataclass(frozen=True, slots=True)

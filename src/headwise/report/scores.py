@@ -85,8 +85,8 @@ def caption(scores: Scores) -> str:
         said.append("The cache is that of a real generation in the precision of the weights.")
     if settings and len(scores.models) > 1 and any(model.speed for model in scores.models):
         said.append(
-            f"Speeds: the fastest of {settings['rounds']} rounds in turns; in brackets times the first model's, the "
-            "median and the range over rounds."
+            f"Speeds: the first model's is the median of {settings['rounds']} rounds in turns; in brackets times that, "
+            "the median and the range over rounds."
         )
     return " ".join(said)
 

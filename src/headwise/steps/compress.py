@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from torch import Tensor
-
+from headwise.families.fingerprint import fingerprint
 from headwise.families.fitness import check_settings
 from headwise.families.load import open_model, open_shape
-from headwise.families.profile_tensors import check_profile_inputs, read_profile_tensors
+from headwise.families.profile_tensors import check_profile_inputs
+from headwise.families.profiled import TENSORS, check_measured, open_profile
 from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
 from headwise.families.refit import Piece
 from headwise.families.save import save_student
 from headwise.families.student import Format
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
-from headwise.records.profile import Profile
-from headwise.records.shape import ModelShape
 
 
+@locking("output")
 def compress(
     source: str,
     plan_file: Path,
@@ -52,14 +53,22 @@ def compress(
         refit = DEFAULT_REFIT if method == "weighted" else ()
     if refit and folder is None:
         raise InputError("Fitting needs the text of a profile; name its folder with --profile, or use --refit none.")
-    tensors = {} if folder is None else _tensors(folder, shape)
+    measured, tensors = (None, {}) if folder is None else open_profile(folder)
+    if measured is not None and measured.shape != shape:
+        raise InputError(f"{folder} holds the profile of another model.")
     model = open_model(source)
     check_settings(model, source)
+    weights, notes = fingerprint(model), []
+    if plan.fingerprint not in ("", weights):
+        raise InputError(f"{plan_file} was made for another model: {source} has the same shape, but other weights.")
+    if folder is not None and measured is not None:
+        notes = check_measured(measured, folder, source, weights)
     check_profile_inputs(model, tensors)
     made = reduce_model(model, plan, tensors, method, form, refit, progress)
     facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}
-    found = save_student(made.model, output, plan=made.plan, source=source, command=command, facts=facts)
-    return {**found, **facts}
+    plan = replace(made.plan, fingerprint=weights)
+    found = save_student(made.model, output, plan=plan, source=source, command=command, facts=facts)
+    return {**found, **facts, "notes": notes}
 
 
 def read_pieces(text: str) -> tuple[Piece, ...]:
@@ -77,10 +86,4 @@ def _profile_folder(plan: Plan, plan_file: Path, given: Path | None) -> Path | N
     """Where the profile is: where the caller says, where it was, or beside the plan."""
     named = [Path(plan.profile)] if plan.profile else []
     places = [given] if given is not None else [*named, plan_file.parent]
-    return next((place for place in places if (place / "profile.safetensors").is_file()), None)
-
-
-def _tensors(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
-    if Profile.load(folder / "profile.json").shape != shape:
-        raise InputError(f"{folder} holds the profile of another model.")
-    return read_profile_tensors(folder / "profile.safetensors", shape)
+    return next((place for place in places if (place / TENSORS).is_file()), None)

@@ -61,10 +61,10 @@ class _Reading:
         self.context, self._shorter = context, shorter
         self._texts: tuple[Text, ...] = ()
 
-    def windows(self, model: PreTrainedModel, shape: ModelShape, source: str) -> Calibration:
+    def windows(self, model: PreTrainedModel, shape: ModelShape, source: str, trusted: bool) -> Calibration:
         """The windows of one model; where nobody asked for a context and the text is short, they are shorter."""
         check_reads_text(model, source)
-        tokenizer = open_tokenizer(source)
+        tokenizer = open_tokenizer(source, trust_remote_code=trusted)
         if not self._texts:
             chat = has_chat(tokenizer) and predicts_next(model)
             self._texts = read_texts(self.names, self.form, evaluation=True, chat=chat)
@@ -90,6 +90,7 @@ def evaluate(
     speed_at: tuple[int, ...] | None = None,
     speed: bool = True,
     output: Path | None = None,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Scores:
     """Measure the models at ``sources`` side by side, and write the scores to ``output`` if it is given.
@@ -117,9 +118,9 @@ def evaluate(
     for source in sources:
         model = open_model(source)
         shown = _facts(source, model)
-        opened = _ready(source, model, held, text, inputs, tokens)
+        opened = _ready(source, model, held, text, inputs, tokens, trust_remote_code)
         if labels is not None:
-            shown = replace(shown, accuracy=accuracy(model, source, labels))
+            shown = replace(shown, accuracy=accuracy(model, source, labels, trust_remote_code=trust_remote_code))
         found, said = _quality(opened, held, progress)
         models.append(replace(shown, **found))
         notes += [note for note in said if note not in notes]
@@ -202,6 +203,7 @@ def _ready(
     text: _Reading | None,
     inputs: Path | None,
     tokens: int,
+    trusted: bool,
 ) -> Opened:
     """The model on the machine it runs on, with what it is measured on."""
     if torch.cuda.is_available():
@@ -213,9 +215,9 @@ def _ready(
     if held and held[0].kind != opened.kind:
         raise InputError(f"{source} is not of the same kind as {held[0].source}: {_kinds(opened, held[0])}.")
     if inputs is not None:
-        calibration = held[0].calibration if held else _all_inputs(model, source, inputs, tokens)
+        calibration = held[0].calibration if held else _all_inputs(model, source, inputs, tokens, trusted)
     elif text is not None and not model.config.is_encoder_decoder:
-        calibration = text.windows(model, shape, source)
+        calibration = text.windows(model, shape, source, trusted)
     else:
         calibration = None
     return replace(opened, calibration=calibration)
@@ -287,8 +289,8 @@ def _text(calibration: Calibration | None, text: _Reading | None) -> dict[str, A
     }
 
 
-def _all_inputs(model: PreTrainedModel, source: str, inputs: Path, tokens: int) -> Calibration:
-    found = file_calibration(model, source, inputs, tokens)
+def _all_inputs(model: PreTrainedModel, source: str, inputs: Path, tokens: int, trusted: bool) -> Calibration:
+    found = file_calibration(model, source, inputs, tokens, trust_remote_code=trusted)
     return replace(found, batches=(*found.batches, *found.held_out), held_out=())
 
 

@@ -13,14 +13,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.families.calibration import Batch, evaluation_windows
+from headwise.families.fingerprint import fingerprint
 from headwise.families.load import open_model
 from headwise.families.own_loss import measure_distance
 from headwise.families.processors import open_tokenizer
-from headwise.families.profile_tensors import check_profile_inputs, read_profile_tensors
+from headwise.families.profile_tensors import check_profile_inputs
+from headwise.families.profiled import check_measured, open_profile
 from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
 from headwise.families.scoring import predicts_next, text_losses
 from headwise.families.shapes import shape_of
-from headwise.families.texts import read_texts
+from headwise.families.texts import Text, read_texts
 from headwise.families.windows import has_chat
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.errors import BudgetError, InputError
@@ -49,6 +51,7 @@ def plan_within(
     uniform: bool = False,
     context: int | None = None,
     dtype: str = "bf16",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
@@ -57,18 +60,24 @@ def plan_within(
     log-perplexity, other models by their divergence: on what the profile held out, or on ``texts``, of which windows
     that were calibrated on are left out.
     """
-    profile = Profile.load(folder / "profile.json")
-    tensors = read_profile_tensors(folder / "profile.safetensors", profile.shape)
+    profile, tensors = open_profile(folder)
     source = str(profile.model["source"])
     model = open_model(source)
     if shape_of(model) != profile.shape:
         raise InputError(f"{source} is no longer the model that {folder} is a profile of.")
+    check_measured(profile, folder, source, fingerprint(model))
     check_profile_inputs(model, tensors)
     model.float()
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
     best = plan_for(profile, Budget(kind, 1.0, context, dtype=dtype), **options)  # says what is wrong with the options
-    unseen = _unseen(model, profile, source, tensors, texts, text_format, accept_text)
+    unseen = profiled_batches(tensors, HELD_OUT)
+    if texts:
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
+        read = read_texts(texts, text_format, chat=has_chat(tokenizer))
+        unseen = _unseen(model, profile, source, tensors, tokenizer, read, accept_text)
+    elif not unseen:
+        raise InputError("This profile held nothing out to measure on: give other text with --text.")
     damage = _damage(model, source, unseen)
     too_small, fine, least = 0, STEPS, math.inf
     while fine - too_small > 1:
@@ -117,22 +126,15 @@ def _unseen(
     profile: Profile,
     source: str,
     tensors: Mapping[str, Tensor],
-    texts: Sequence[str],
-    form: TextFormat,
+    tokenizer: Any,
+    texts: Sequence[Text],
     accept: bool,
 ) -> list[Batch]:
-    """What to measure on: nothing of it was calibrated on."""
-    if not texts:
-        held_out = profiled_batches(tensors, HELD_OUT)
-        if not held_out:
-            raise InputError("This profile held nothing out to measure on: give other text with --text.")
-        return held_out
+    """Windows of ``texts`` of which nothing was calibrated on."""
     calibrated = {stretch for batch in profiled_batches(tensors) for stretch in _stretches(batch.inputs["input_ids"])}
-    tokenizer = open_tokenizer(source)
-    read = read_texts(texts, form, chat=has_chat(tokenizer))
     window = int(profile.settings.get("context", 0)) or profile.shape.max_tokens
     found = evaluation_windows(
-        model, profile.shape, source, tokenizer, read, MOST_TOKENS, min(WINDOW, window), accept=accept
+        model, profile.shape, source, tokenizer, texts, MOST_TOKENS, min(WINDOW, window), accept=accept
     )
     unseen = [
         Batch({"input_ids": row[None]}, len(row), (), batch.kind)

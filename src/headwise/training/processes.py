@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +12,9 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
 from headwise.records.errors import InputError
-from headwise.records.files import write_text
 from headwise.records.training import Precision
-from headwise.training.work import Work
 
-FASTER = 1.2  # half precision is taken where it is so much faster
+NARROW = 256  # models of less width lose as much by converting numbers as half precision gains on a processor
 T = TypeVar("T")
 WAITING = timedelta(days=7)  # the first process may have long work of its own
 
@@ -56,33 +53,19 @@ def first_then_all(accelerator: Accelerator, make: Callable[[], T]) -> T:
     raise SystemExit(2)
 
 
-def in_half(accelerator: Accelerator, precision: Precision, work: Work, faster: Callable[[], bool]) -> bool:
-    """Whether to train in half precision; "auto": if it is ``faster``, asked once for ``work`` and its reruns."""
+def in_half(accelerator: Accelerator, precision: Precision, width: int) -> bool:
+    """Whether to train a model of ``width`` in half precision; "auto": as suits the machine of the first process."""
     if precision != "auto":
         return precision == "bf16"
-    answer = [""]
-    if accelerator.is_main_process:
-        file = work.folder / f"precision-{work.inputs_hash[:8]}"
-        if not file.exists():
-            write_text(file, "bf16" if faster() else "fp32")
-        answer = [file.read_text(encoding="utf-8", errors="replace")]
-        if answer[0] not in ("bf16", "fp32"):
-            raise InputError(f"{file}: expected bf16 or fp32, found {answer[0][:20]!r}; remove it.")
-    return broadcast_object_list(answer)[0] == "bf16"
+    return broadcast_object_list([half_suits(accelerator.device, width)])[0]
 
 
-def products_faster_in_half(width: int, device: torch.device) -> bool:
-    """Time a layer's worth of matrix products both ways."""
+def half_suits(device: torch.device, width: int) -> bool:
+    """Whether ``device`` computes in bfloat16 by itself, and ``width`` is enough to gain by it.
+
+    Decided by what the machine is, never by a stopwatch: the same command comes to the same weights again.
+    """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    x, weight = torch.randn(512, width, device=device), torch.randn(4 * width, width, device=device)
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = x.to(dtype), weight.to(dtype)
-        times = []
-        for _ in range(8):
-            start = time.perf_counter()
-            a @ b.T
-            times.append(time.perf_counter() - start)
-        seconds.append(min(times))
-    return seconds[0] > FASTER * seconds[1]
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cpu" and native and width >= NARROW

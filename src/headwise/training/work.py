@@ -1,10 +1,17 @@
-"""A training run on disk: checkpoints, the best weights, metrics. A rerun continues where a killed run stopped."""
+"""A training run on disk: checkpoints, the best weights, metrics. A rerun continues where a killed run stopped.
+
+Nothing that was changed in between is relied on: tensors are sealed by a hash of themselves, each line of the metrics
+by one of itself and of the line before it, and a checkpoint counts only with the metrics it was written after.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +19,10 @@ from torch import Tensor
 
 from headwise.families.tensor_files import read_tensors, write_tensors
 from headwise.records.files import write_text
-from headwise.records.reading import Reader, read_lines
 
 KEPT = 2  # checkpoints: should the last be lost, there is one before
 METRICS, BEST = "metrics.jsonl", "best"
+RUN, SEAL = "run", "seal"
 Tensors = dict[str, Tensor]
 
 
@@ -30,25 +37,35 @@ class Best:
 
 
 class Work:
-    """The folder of a run. ``inputs_hash`` says what it is a run of: files of another run are not read."""
+    """The folder of a run. ``inputs_hash`` says what it is a run of: files of another run are not read.
+
+    ``notes`` tell what was not as this run had left it.
+    """
 
     def __init__(self, folder: Path, inputs_hash: str) -> None:
         self.folder, self.inputs_hash = folder, inputs_hash
+        self.notes: list[str] = []
+        self._sealed: str | None = None  # the seal of the last line, once it is known
         folder.mkdir(parents=True, exist_ok=True)
+        if any("scores" in line for line in self.metrics()) and self.best() is None:
+            self._begin_anew()
 
     def load(self, stage: str) -> tuple[int, Tensors]:
         """Steps of ``stage`` done and the tensors put away then; 0 and nothing where there is no checkpoint."""
+        seals = {"", *(line[SEAL] for line in self._own_lines())}
         for path in reversed(self._checkpoints(stage)):
             found = read_tensors(path, self.inputs_hash)
-            if found is not None:
+            if found is not None and found[0]["metrics"] in seals:
                 return int(found[0]["step"]), found[1]
+            self._note(f"{path} or the metrics beside it were changed, so this checkpoint is not taken.")
         return 0, {}
 
     def save(self, stage: str, step: int, tensors: Tensors) -> None:
         """Put a checkpoint away, and forget all but the last two."""
-        self._write(self.folder / f"{self._prefix(stage)}{step:08d}.safetensors", tensors, step=step)
-        for path in self._checkpoints(stage)[:-KEPT]:
-            path.unlink(missing_ok=True)
+        path = self.folder / f"{self._prefix(stage)}{step:08d}.safetensors"
+        self._write(path, tensors, step=step, metrics=self._last_seal())
+        for old in self._checkpoints(stage)[:-KEPT]:
+            old.unlink(missing_ok=True)
 
     def offer(self, stage: str, step: int, score: float, tensors: Tensors) -> None:
         """Put these weights away if none so far had a lower score."""
@@ -67,23 +84,35 @@ class Work:
     def log(self, **facts: Any) -> None:
         """Add a line to the metrics."""
         path = self.folder / METRICS
+        line = {RUN: self._name, **facts, SEAL: _seal(self._last_seal(), facts)}
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(self._line(facts))
+                file.write(json.dumps(line) + "\n")
         except OSError as error:
             error.filename = str(path)
             raise
+        self._sealed = line[SEAL]
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of this run so far; a line that a kill has cut short is left out."""
-        return [
-            {name: fact for name, fact in line.items() if name != "run"} for line in self._lines() if self._own(line)
-        ]
+        """The lines of this run so far, up to one that a kill has cut short or that somebody has changed."""
+        return [_facts(line) for line in self._own_lines()]
 
     def forget_after(self, stage: str, step: int) -> None:
         """Take the metrics back to a checkpoint: what came after it is done again. Lines of other runs stay."""
-        kept = [line for line in self._lines() if not self._own(line) or line["stage"] != stage or line["step"] <= step]
-        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        self._keep(takewhile(lambda line: line["stage"] != stage or line["step"] <= step, self._own_lines()))
+
+    def _begin_anew(self) -> None:
+        """Forget all of this run: its best weights are lost, and without them its end could be another."""
+        self._note(f"{self._best} is missing or was changed, so all of it is done again.")
+        for path in self.folder.glob(f"*-{self._name}-*.safetensors"):
+            path.unlink(missing_ok=True)
+        self._keep(())
+
+    def _keep(self, own: Any) -> None:
+        """Write the metrics anew, with these lines as those of this run."""
+        lines = [line for line in self._lines() if line.get(RUN) != self._name] + list(own)
+        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines))
+        self._sealed = None
 
     def _write(self, path: Path, tensors: Tensors, **facts: Any) -> None:
         about = {"inputs_hash": self.inputs_hash, **{name: str(value) for name, value in facts.items()}}
@@ -93,29 +122,51 @@ class Work:
         return sorted(self.folder.glob(f"{self._prefix(stage)}*.safetensors"))
 
     def _prefix(self, stage: str) -> str:
-        return f"{stage}-{self.inputs_hash[:8]}-"
+        return f"{stage}-{self._name}-"
+
+    @property
+    def _name(self) -> str:
+        return self.inputs_hash[:8]
 
     @property
     def _best(self) -> Path:
-        return self.folder / f"{BEST}-{self.inputs_hash[:8]}.safetensors"
+        return self.folder / f"{BEST}-{self._name}.safetensors"
 
-    def _own(self, line: Mapping[str, Any]) -> bool:
-        return line.get("run") == self.inputs_hash[:8]
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _last_seal(self) -> str:
+        """The seal of the last line of this run. When first asked for, what a kill has cut short is cleared away."""
+        if self._sealed is None:
+            path, own = self.folder / METRICS, self._own_lines()
+            if path.exists() and not path.read_bytes().endswith(b"\n"):
+                self._keep(own)
+            self._sealed = own[-1][SEAL] if own else ""
+        return self._sealed
+
+    def _own_lines(self) -> list[dict[str, Any]]:
+        """Lines of this run, each of which follows from the one before."""
+        found, last = [], ""
+        for line in self._lines():
+            if line.get(RUN) == self._name and line.get(SEAL) == _seal(last, _facts(line)):
+                found.append(line)
+                last = line[SEAL]
+        return found
 
     def _lines(self) -> list[dict[str, Any]]:
-        path = self.folder / METRICS
-        return [_read_line(line) for line in read_lines(path)] if path.exists() else []
+        path, found = self.folder / METRICS, []
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+            with suppress(ValueError, RecursionError):  # cut short by a kill; what was changed has no seal
+                line = json.loads(text)
+                if isinstance(line, dict):
+                    found.append(line)
+        return found
 
-    def _line(self, facts: Mapping[str, Any]) -> str:
-        return json.dumps({"run": self.inputs_hash[:8], **facts}) + "\n"
+
+def _facts(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fact for name, fact in line.items() if name not in (RUN, SEAL)}
 
 
-def _read_line(line: Reader) -> dict[str, Any]:
-    """A line of the metrics, which has what every one of them has."""
-    for name in ("run", "stage"):
-        line.text(name)
-    line.integer("step", least=0)
-    if line.has("scores"):
-        line.integer("tokens", least=0)
-        line.scores("scores")
-    return line.content
+def _seal(last: str, facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(f"{last}{json.dumps(facts)}".encode()).hexdigest()[:16]

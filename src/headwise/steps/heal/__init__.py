@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.families.checkpointing import checkpointed
+from headwise.families.fingerprint import files_fingerprint, fingerprint
 from headwise.families.fitness import check_settings
-from headwise.families.load import fingerprint, open_model
+from headwise.families.load import open_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.families.scoring import predicts_next
@@ -25,6 +27,7 @@ from headwise.families.trainable import make_trainable
 from headwise.records.errors import InputError
 from headwise.records.files import check_free
 from headwise.records.healing import CURVE, Healing
+from headwise.records.locks import locking
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.text import TextFormat
 from headwise.steps.heal import local
@@ -32,7 +35,7 @@ from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
-from headwise.training.processes import in_half, join_processes, products_faster_in_half
+from headwise.training.processes import in_half, join_processes
 from headwise.training.work import Work
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ START, MEMORY = "start", "teacher"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def heal(
     source: str,
     teacher_source: str,
@@ -54,12 +58,14 @@ def heal(
     how: Healing | None = None,
     track: str | None = None,
     command: str = "",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done.
+    last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets tokenizers run code of
+    their own.
     """
     how = how or Healing()
     check_free(output)
@@ -69,15 +75,19 @@ def heal(
     plan = Plan.load(plan_file)
     student, teacher = open_model(source), open_model(teacher_source)
     check_settings(student, source)
-    reduced = _check_pair(source, student, teacher_source, teacher, plan)
+    reduced = _check_pair(source, student, teacher_source, teacher, plan, trust_remote_code)
     _check_wanted(how, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    dtype = student.dtype
-    windows = read_windows(student.float(), source, list(texts), inputs, how, text_format, accept_text)
+    dtype, half = student.dtype, in_half(accelerator, how.precision, shape_of(teacher).width)
+    how = replace(how, precision="bf16" if half else "fp32")
+    windows = read_windows(
+        student.float(), source, list(texts), inputs, how, text_format, accept_text, trust_remote_code=trust_remote_code
+    )
     for model in (student, teacher):
         model.float().to(accelerator.device)
-    facts = [how.facts(), fingerprint(source), fingerprint(teacher_source), windows.sha256, accelerator.num_processes]
+    weights = [fingerprint(student), fingerprint(teacher), files_fingerprint(source), files_fingerprint(teacher_source)]
+    facts = [how.facts(), *weights, windows.sha256, accelerator.num_processes]
     work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
     if track is not None:
         accelerator.init_trackers("headwise-heal", config=how.facts())
@@ -100,6 +110,7 @@ def heal(
         "text": windows.name,
         "train": how.train,
         "stage": how.stage,
+        "precision": how.precision,
         "best": f"{best.stage} {best.step}",
         "score": name,
         "before": before[name],
@@ -113,7 +124,7 @@ def heal(
         student, output, plan=plan, source=source, command=command, facts={"healed": told}, files=files
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told}
+    return {**found, **told, "notes": work.notes}
 
 
 class _Healer:
@@ -140,8 +151,7 @@ class _Healer:
         memory = None
         if rounds > 1 and predicts_next(teacher) and not how.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
-        width, device = shape_of(teacher).width, accelerator.device
-        self.half = in_half(accelerator, how.precision, work, lambda: products_faster_in_half(width, device))
+        self.half = how.precision == "bf16"
         self.guide = Teacher(teacher, how, self.half, memory)
         if how.train == "all":
             self._leave_out_what_is_unused()
@@ -218,15 +228,17 @@ class _Healer:
 
 
 def _check_pair(
-    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan
+    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, plan: Plan, trusted: bool
 ) -> Collection[int]:
     """Raise where these two do not belong together; else the attention layers of the student that were reduced."""
     before = shape_of(teacher)
     plan.check(before)
+    if plan.fingerprint not in ("", fingerprint(teacher)):
+        raise InputError(f"{source} was not cut from {teacher_source}: it has the same shape, but other weights.")
     kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")
-    _check_words(source, student, teacher_source, teacher)
+    _check_words(source, student, teacher_source, teacher, trusted)
     there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
     return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
 
@@ -238,12 +250,14 @@ def _check_wanted(how: Healing, teacher: PreTrainedModel) -> None:
         raise InputError(f"The layers of {type(teacher).__name__} cannot learn one by one: take --stage global.")
 
 
-def _check_words(source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel) -> None:
+def _check_words(
+    source: str, student: PreTrainedModel, teacher_source: str, teacher: PreTrainedModel, trusted: bool
+) -> None:
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{source} knows {sizes[0]} tokens and {teacher_source} {sizes[1]}: not the same tokenizer.")
     if student.main_input_name != "input_ids":
         return
-    words = [open_tokenizer(name).get_vocab() for name in (source, teacher_source)]
+    words = [open_tokenizer(name, trust_remote_code=trusted).get_vocab() for name in (source, teacher_source)]
     if words[0] != words[1]:
         raise InputError(f"{source} and {teacher_source} have different tokenizers: one cannot learn from the other.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from headwise.records.healing import Healing
 
 REMEMBERED, JUDGED = 128, 1024  # classes kept of a row of logits: on disk for later rounds, in memory to judge by
 IGNORED = -100
+SEAL = 8  # bytes
 Likely = tuple[Tensor, Tensor]
 
 
@@ -42,7 +44,7 @@ class Teacher:
         how = self.how
         outputs = self._run(student, inputs)
         found, classes = main_output(outputs)
-        known = None if first_round or self.memory is None else self.memory.read(rows)
+        known = None if first_round or self.memory is None else self._remembered(self.memory, inputs, rows)
         seen = _seen(inputs, found)
         if known is not None:
             classes_NK, logs_NK = (part.to(found.device)[seen] for part in known)
@@ -59,6 +61,15 @@ class Teacher:
         if how.next_token:
             total = total + how.next_token * _next_token(found, inputs)
         return total
+
+    def _remembered(self, memory: Memory, inputs: Mapping[str, Tensor], rows: Tensor) -> Likely | None:
+        """What this model has said to these windows; it is asked again where that was lost."""
+        known = memory.read(rows)
+        if known is None:
+            with torch.no_grad():
+                memory.write(rows, main_output(self._run(self.model, inputs))[0], self.how.temperature)
+            known = memory.read(rows)
+        return known
 
     def distance(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """The first term of the loss alone, and nothing is remembered."""
@@ -104,28 +115,33 @@ class Memory:
     def __init__(self, path: Path, inputs_hash: str, length: int, classes: int) -> None:
         path = path.with_name(f"{path.name}-{inputs_hash[:8]}")
         self.path, self.kept = path, min(REMEMBERED, classes)
-        self._numbers = length * self.kept
-        self._size = 6 * self._numbers + 1
+        self._numbers, self._key = length * self.kept, bytes.fromhex(inputs_hash)
+        self._size = 6 * self._numbers + SEAL
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def read(self, rows: Tensor) -> Likely | None:
-        """Classes and their log-probabilities for all tokens of these windows, if all are known."""
-        found = [os.pread(self._file, self._size, row * self._size) for row in rows.tolist()]
-        if any(len(raw) < self._size or not raw[-1] for raw in found):
+        """Classes and their log-probabilities for all tokens of these windows, if all are known and as written."""
+        numbers = rows.tolist()
+        found = [os.pread(self._file, self._size, row * self._size) for row in numbers]
+        if any(raw[-SEAL:] != self._seal(row, raw[:-SEAL]) for row, raw in zip(numbers, found, strict=True)):
             return None
-        whole = b"".join(raw[:-1] for raw in found)
+        whole = b"".join(raw[:-SEAL] for raw in found)
         parts = np.frombuffer(whole, dtype=np.uint8).reshape(len(found), -1)
         classes = parts[:, : 4 * self._numbers].copy().view(np.int32)
         logs = parts[:, 4 * self._numbers :].copy().view(np.float16)
         return torch.from_numpy(classes.reshape(-1, self.kept)), torch.from_numpy(logs.reshape(-1, self.kept))
 
     def write(self, rows: Tensor, logits_BTC: Tensor, temperature: float) -> None:
-        """Remember what was said to these windows. The last byte of a window says that it is all there."""
+        """Remember what was said to these windows. The seal behind a window says that it is all there."""
         for row, logits in zip(rows.tolist(), logits_BTC, strict=True):
             classes, logs = (part.cpu() for part in most_likely(logits, self.kept, temperature))
-            raw = classes.numpy().tobytes() + logs.half().numpy().tobytes() + b"\1"
+            raw = classes.numpy().tobytes() + logs.half().numpy().tobytes()
+            raw += self._seal(row, raw)
             if os.pwrite(self._file, raw, row * self._size) < len(raw):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def _seal(self, row: int, raw: bytes) -> bytes:
+        return hashlib.blake2b(raw, key=self._key, salt=row.to_bytes(8, "little"), digest_size=SEAL).digest()
 
 
 def _seen(inputs: Mapping[str, Tensor], outputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,14 +66,19 @@ def read_windows(
     how: Healing,
     text_format: TextFormat = "auto",
     accept_text: bool = False,
+    *,
+    trust_remote_code: bool = False,
 ) -> Windows:
     """The text (or arrays, or pictures) that ``model`` is healed on; the last windows of each kind are held out."""
     wanted = how.tokens + how.held_out
+    if inputs is None:
+        check_reads_text(model, source)
     if inputs is not None:
-        found = file_calibration(model, source, inputs, wanted)
+        found = file_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
         batches = [*found.batches, *found.held_out]
     else:
-        found = _text_windows(model, source, texts, how, text_format, accept_text)
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
+        found = _text_windows(model, source, tokenizer, texts, how, text_format, accept_text)
         batches = list(found.batches)
     rows: list[dict[str, Tensor]] = []
     held: list[dict[str, Tensor]] = []
@@ -91,10 +97,9 @@ def read_windows(
 
 
 def _text_windows(
-    model: PreTrainedModel, source: str, names: list[str], how: Healing, form: TextFormat, accept: bool
+    model: PreTrainedModel, source: str, tokenizer: Any, names: list[str], how: Healing, form: TextFormat, accept: bool
 ) -> Calibration:
-    check_reads_text(model, source)
-    shape, tokenizer = shape_of(model), open_tokenizer(source)
+    shape = shape_of(model)
     context = min(how.context, shape.max_tokens or how.context)
     texts = read_texts(names, form, chat=has_chat(tokenizer) and predicts_next(model))
     wanted = max(how.tokens + how.held_out, 2 * context)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from headwise import __version__
 from headwise.families.calibration import Calibration, check_reads_text, file_calibration, text_calibration
-from headwise.families.load import fingerprint, open_model
+from headwise.families.fingerprint import files_fingerprint, fingerprint, located
+from headwise.families.load import open_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.profile_tensors import check_profile_tensors
 from headwise.families.reduce import HELD_OUT, INPUTS, batch_tensors
@@ -28,6 +29,7 @@ from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable
+from headwise.records.locks import locking
 from headwise.records.profile import Profile
 from headwise.records.text import TextFormat
 from headwise.report.page import write_page
@@ -41,6 +43,7 @@ PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 Progress = Callable[[int, int, str], None]
 
 
+@locking("output")
 def inspect(
     source: str,
     output: Path,
@@ -54,6 +57,7 @@ def inspect(
     accept_text: bool = False,
     seed: int = 0,
     maps: bool = True,
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
@@ -63,7 +67,8 @@ def inspect(
     ``texts`` are files ("-": standard input; none: the text that comes with headwise, with dialogues for models that
     chat), ``inputs`` a folder of pictures or a .npz file for models that do not read text. ``context``: tokens of a
     window, by default what the model was made for, up to 4,096. ``accept_text``: even if most of its tokens say
-    nothing. A result that is there already for the same inputs is returned as it is; an unfinished one is continued.
+    nothing. ``trust_remote_code`` lets a tokenizer or image processor run code of its own. A result that is there
+    already for the same inputs is returned as it is; an unfinished one is continued.
     """
     texts = list(texts)
     if tokens < 1:
@@ -76,10 +81,10 @@ def inspect(
         model.float()  # half precision is slow on a CPU
     shape = shape_of(model)
     if inputs is not None:
-        calibration = file_calibration(model, source, inputs, tokens)
+        calibration = file_calibration(model, source, inputs, tokens, trust_remote_code=trust_remote_code)
     else:
         check_reads_text(model, source)
-        tokenizer = open_tokenizer(source)
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
         calibration = text_calibration(
             model,
             shape,
@@ -101,7 +106,8 @@ def inspect(
         "mask_block": CAUSAL_BLOCK,
         "maps": maps,
     }
-    inputs_hash = _hash(fingerprint(source), calibration.sha256, settings, __version__)
+    weights = fingerprint(model)
+    inputs_hash = _hash(weights, files_fingerprint(source), calibration.sha256, settings, __version__)
     known = _known(output, inputs_hash)
     if known is not None:
         return known
@@ -110,7 +116,12 @@ def inspect(
     work = Work(output, inputs_hash)
     collector = _collect(Collector(model, shape, maps=maps), calibration, work, seed, progress)
     profile = Profile(
-        model={"source": source, "class": type(model).__name__, "parameters": shape.total_parameters()},
+        model={
+            "source": located(source),
+            "class": type(model).__name__,
+            "parameters": shape.total_parameters(),
+            "fingerprint": weights,
+        },
         shape=shape,
         text={
             "name": calibration.name,
@@ -129,7 +140,8 @@ def inspect(
     _check_measured(source, profile, tensors)
     if maps:
         profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
-    write_tensors(output / TENSORS, tensors, {"headwise": "profile", "inputs_hash": inputs_hash})
+    facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
+    write_tensors(output / TENSORS, tensors, facts)
     if maps:
         write_page(profile, output / PAGE)
     profile.save(output / PROFILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,16 +13,17 @@ from headwise.families.fresh import fresh_model
 from headwise.families.processors import open_tokenizer
 from headwise.families.save import save_student
 from headwise.records.files import check_free
+from headwise.records.locks import locking
 from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
-from headwise.steps.train.pace import faster_in_half
 from headwise.training.loop import put_weights
 from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work
 
 
+@locking("output")
 def train(
     plan_file: Path,
     data: Sequence[Path],
@@ -31,24 +33,30 @@ def train(
     how: Training | None = None,
     track: str | None = None,
     command: str = "",
+    trust_remote_code: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> dict[str, Any]:
     """Train a model of the plan's shape on ``data`` and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done.
+    last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets ``tokenizer`` run code
+    of its own.
     """
     plan, asked = Plan.load(plan_file), how or Training()
     check_free(output)
     check_plan(plan)
     folder = output.with_name(f"{output.name}.training")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    examples = first_then_all(accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress))
+    trusted = {"trust_remote_code": trust_remote_code}
+    examples = first_then_all(
+        accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress, **trusted)
+    )
     how = settled(asked, plan, examples)
+    half = in_half(accelerator, how.precision, plan.width)
+    how = replace(how, precision="bf16" if half else "fp32")
     work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
     if track is not None:
         accelerator.init_trackers("headwise-train", config=how.facts())
-    half = in_half(accelerator, how.precision, work, lambda: faster_in_half(plan, examples, how, accelerator))
     task = Task(examples, how, half, accelerator.num_processes, accelerator.process_index)
     fit_plan(accelerator, plan, task, work, progress)
     accelerator.end_training()
@@ -58,14 +66,13 @@ def train(
     model = fresh_model(plan)  # a whole one: what was trained may be split over processes
     put_weights(model, best.tensors)
     if examples.tokenizer:
-        end = open_tokenizer(examples.tokenizer).eos_token_id
+        end = open_tokenizer(examples.tokenizer, **trusted).eos_token_id
         model.config.update({"bos_token_id": end, "eos_token_id": end})
         cast(Any, model.generation_config).update(bos_token_id=end, eos_token_id=end)
     lines = work.metrics()
     scores = next(line["scores"] for line in lines if "scores" in line and line["step"] == best.step)
     told = {
         **how.facts(),
-        "precision": "bf16" if half else "fp32",
         "data": ", ".join(path.name for path in data),
         "tokens": lines[-1]["tokens"],
         "best": best.step,
@@ -81,4 +88,4 @@ def train(
         files={CURVE: "".join(json.dumps(line) + "\n" for line in lines)},
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told}
+    return {**found, **told, "notes": work.notes}

@@ -33,14 +33,21 @@ BYTES = 4  # of a weight
 
 
 def read_examples(
-    plan: Plan, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+    plan: Plan,
+    files: Sequence[Path],
+    tokenizer: str | None,
+    how: Training,
+    folder: Path,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
 ) -> Examples:
     """What a model of ``plan`` learns from; ``folder`` keeps what is made of ``files`` on the way."""
     reads = plan.require_blueprint().reads
     if not files:
         raise InputError("There is nothing to learn from: give --data.")
     if isinstance(reads, Text):
-        return read_windows(reads, files, tokenizer, how, folder, progress)
+        return read_windows(reads, files, tokenizer, how, folder, progress, trust_remote_code=trust_remote_code)
     if tokenizer is not None or how.context is not None:
         raise InputError("A vit reads images: leave out --tokenizer and --context.")
     return read_pictures(reads, files, how)
@@ -65,6 +72,11 @@ def settled(how: Training, plan: Plan, examples: Examples) -> Training:
         rate=how.rate or usual_rate(plan.shape_to_build().total_parameters()),
         context=examples.tokens_each,
     )
+
+
+def whole_steps(tokens: float, step_tokens: int) -> int:
+    """Steps that come nearest to learning from ``tokens``, at least one."""
+    return max(1, round(tokens / step_tokens))
 
 
 def run_hash(plan: Plan, data: str, how: Training, processes: int = 1) -> str:
@@ -116,7 +128,7 @@ def fit_plan(accelerator: Accelerator, plan: Plan, task: Task, work: Work, progr
     model = fresh_model(plan, how.seed)
     if accelerator.distributed_type != DistributedType.FSDP:  # which may be needed because one device cannot hold it
         model.to(accelerator.device)
-    steps = max(1, round(cast(int, how.tokens) / task.step_tokens))
+    steps = whole_steps(cast(int, how.tokens), task.step_tokens)
     schedule = Schedule(
         steps=steps,
         rate=cast(float, how.rate),

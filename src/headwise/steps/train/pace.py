@@ -8,18 +8,14 @@ from statistics import median
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator, DistributedType
 
 from headwise.families.fresh import fresh_model
 from headwise.records.plan import Plan
-from headwise.records.training import Training
-from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task
 from headwise.training.loop import learning, optimizer_of, set_rate
-from headwise.training.processes import FASTER, products_faster_in_half
 
-ROUNDS, FEW = 7, 3
-SECONDS, MOMENT = 1.0, 0.3  # the least that a training is timed for in a round
+ROUNDS = 7
+SECONDS = 1.0  # the least that a training is timed for in a round
 
 
 def paces(
@@ -35,21 +31,6 @@ def paces(
     found = [[runner.speed(seconds) for runner in runners] for _ in range(rounds)]
     first = median(speeds[0] for speeds in found)
     return [first * median(speeds[i] / speeds[0] for speeds in found) for i in range(len(runners))]
-
-
-def faster_in_half(plan: Plan, examples: Examples, how: Training, accelerator: Accelerator) -> bool:
-    """Time a few steps both ways: small models lose more by converting numbers than they gain.
-
-    Of models that are split over devices, only products.
-    """
-    device = accelerator.device
-    if accelerator.distributed_type == DistributedType.FSDP:
-        return products_faster_in_half(plan.shape_to_build().width, device)
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return False
-    both = [(plan, Task(examples, how, half)) for half in (False, True)]
-    full, half = paces(both, device, FEW, MOMENT)
-    return half > FASTER * full
 
 
 class _Runner:

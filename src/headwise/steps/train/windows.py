@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.families.load import fingerprint
+from headwise.families.fingerprint import files_fingerprint
 from headwise.families.processors import encode, open_tokenizer
 from headwise.families.sources import Source, check_source, pieces_of
 from headwise.families.vocabulary import learn_tokenizer
 from headwise.records.blueprint import Text
+from headwise.records.contents import contents_of
 from headwise.records.errors import InputError
-from headwise.records.files import replacing
+from headwise.records.files import replacing, write_text
 from headwise.records.training import Training
 from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Rows
 
@@ -29,7 +31,14 @@ CHECKED = 2**22  # tokens looked at together
 
 
 def read_windows(
-    reads: Text, files: Sequence[Path], tokenizer: str | None, how: Training, folder: Path, progress: Progress
+    reads: Text,
+    files: Sequence[Path],
+    tokenizer: str | None,
+    how: Training,
+    folder: Path,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
 ) -> Examples:
     """The text of ``files`` in windows of a context. Tokens are made once and lie in ``folder``.
 
@@ -40,14 +49,16 @@ def read_windows(
         raise InputError(f"A context of {context:,} is asked for, but the plan's model has one of {reads.context:,}.")
     sources = [check_source(file.expanduser()) for file in files]
     name, contents = ", ".join(map(str, files)), [source.sha256 for source in sources]
-    words = _hash(contents, reads.vocab) if tokenizer is None else _hash(fingerprint(tokenizer))
+    words = _hash(contents, reads.vocab) if tokenizer is None else _hash(files_fingerprint(tokenizer))
     if tokenizer is None:
         learnt = folder / f"tokenizer-{words[:8]}"
-        if not learnt.is_dir():
+        if not _as_made(learnt):
             progress(0, 1, "learning a vocabulary")
+            shutil.rmtree(learnt, ignore_errors=True)
             learn_tokenizer(_beginning(sources), reads.vocab, learnt)
+            _seal(learnt)
         tokenizer = str(learnt)
-    opened = open_tokenizer(tokenizer)
+    opened = open_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
     size = 1 + max(opened.get_vocab().values(), default=0)
     if size > reads.vocab:
         raise InputError(
@@ -57,8 +68,9 @@ def read_windows(
     kind = np.uint16 if reads.vocab <= SMALL else np.uint32
     made = _hash(contents, words, np.dtype(kind).name)
     file = folder / f"tokens-{made[:8]}.bin"
-    if not file.is_file():
+    if not _as_made(file):
         _write_tokens(sources, opened, kind, file, progress)
+        _seal(file)
     tokens = _open_tokens(file, kind, reads.vocab)
     rows = rows_of(tokens, context)
     found = Examples.split(rows, (len(tokens) - 1) // context, context, how.held_out, name, made)
@@ -110,6 +122,21 @@ def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: P
                 done += sum(map(len, pieces))
                 progress(done, total, "reading text into tokens")
             out.write(np.array(end, dtype=kind).tobytes())
+
+
+def _seal(made: Path) -> None:
+    """Put down what a file or folder holds, beside it."""
+    write_text(_sealed(made), json.dumps(contents_of(made)))
+
+
+def _as_made(made: Path) -> bool:
+    """Whether a file or folder is there and as `_seal` found it; otherwise it is made again."""
+    sealed = _sealed(made)
+    return made.exists() and sealed.is_file() and sealed.read_bytes() == json.dumps(contents_of(made)).encode()
+
+
+def _sealed(made: Path) -> Path:
+    return made.with_name(f"{made.name}.sha256")
 
 
 def _groups(path: Path) -> Generator[list[str], None, None]:
