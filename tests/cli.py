@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.forks import INT
 
@@ -81,7 +81,9 @@ class Process:
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.args, self.returncode = argv, None
+        self.args, self.returncode, self._lock = argv, None, threading.Lock()
+        self._said: dict[Any, str] = {}
+        self._readers: list[threading.Thread] = []
         request = {
             "code": code,
             "argv": argv,
@@ -100,8 +102,7 @@ class Process:
             socket.send_fds(self._server, [b"."], [given, out, err, asked.fileno()])
         for end in (given, out, err):
             os.close(end)
-        self._stdin = threading.Thread(target=_write, args=(give, stdin or ""), daemon=True)
-        self._stdin.start()
+        threading.Thread(target=_write, args=(give, stdin or ""), daemon=True).start()
         self.pid = self._receive()
 
     def _receive(self) -> int:
@@ -120,23 +121,26 @@ class Process:
 
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._server], [], [], timeout)[0]:
-            self.returncode = os.waitstatus_to_exitcode(self._receive())
-            self._server.close()
+            with self._lock:  # two threads may have seen the same end
+                if self.returncode is None:
+                    self.returncode = os.waitstatus_to_exitcode(self._receive())
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        said: dict[str, str] = {}
-        readers = [
-            threading.Thread(target=lambda name=name: said.update({name: getattr(self, name).read()}), daemon=True)
-            for name in ("stdout", "stderr")
-        ]
-        for reader in readers:
-            reader.start()
+        if not self._readers:
+            for file in (self.stdout, self.stderr):
+                self._readers.append(threading.Thread(target=self._read, args=(file,), daemon=True))
+                self._readers[-1].start()
         self.wait(timeout)
-        for reader in readers:
-            reader.join()
+        for reader in self._readers:
+            reader.join(timeout)
+            if reader.is_alive():  # a process that it started holds the pipe
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
         self.close()
-        return said["stdout"], said["stderr"]
+        return self._said[self.stdout], self._said[self.stderr]
+
+    def _read(self, file: TextIO) -> None:
+        self._said[file] = file.read()
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -198,7 +202,7 @@ def finished(process: Process | subprocess.Popen[str], timeout: float = TIMEOUT)
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
