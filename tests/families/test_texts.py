@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from headwise.families import texts
 from headwise.families.texts import Text, own_texts, read_texts
 from headwise.families.windows import Tokens, has_chat, hold_out, in_order, spread, tokenise
 from headwise.records.errors import InputError
@@ -34,11 +33,9 @@ def row(ids, *, apart=False, starts=False, before=(), after=()):
 
 
 def test_standard_input_is_read_once(monkeypatch):
-    texts._standard_input.cache_clear()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"some words here")))
     first, again = read_texts(["-"]), read_texts(["-"])
     assert first == again == (Text("standard input", ("some words here",)),)
-    texts._standard_input.cache_clear()
 
 
 def test_files_of_every_kind(tmp_path):

@@ -12,7 +12,6 @@ from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertModel
 
-from headwise.families.calibration import Batch, Calibration
 from headwise.families.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.records.errors import Failed, InputError
@@ -21,7 +20,7 @@ from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher
-from headwise.steps.heal.windows import _joined
+from headwise.steps.heal.windows import read_windows
 from headwise.training.loop import fit
 from headwise.training.work import Work
 from tests.cli import headwise, start, together
@@ -309,9 +308,6 @@ def test_an_encoder_decoder_does_not_pretend_to_learn_layer_by_layer(tmp_path):
     student, teacher = prepared(tmp_path, "whisper")
     with pytest.raises(InputError, match="cannot learn one by one: take --stage global"):
         heal(student, teacher, tmp_path / "out", how=Healing(stage="local"))
-    ragged = tuple(Batch({"decoder_input_ids": torch.ones(1, length)}, length, (length,)) for length in (3, 4))
-    with pytest.raises(InputError, match="give decoder_input_ids of one length"):
-        _joined(Calibration(ragged, "speech.npz"))
 
 
 def test_a_rate_of_its_own_is_another_run_and_no_distance_needs_no_rate():
@@ -438,3 +434,36 @@ def test_a_tracker_of_accelerate_is_told_losses_and_scores(pair, tmp_path):
     losses = [values["loss"] for _, values in kept.lines if "loss" in values]
     assert len(losses) == QUICK["tokens"] // (QUICK["batch"] * QUICK["context"])
     assert any("held_out_kl" in values for _, values in kept.lines)
+
+
+def test_examples_of_different_lengths_are_padded_and_padding_does_not_count(pair, tmp_path):
+    """Lines are kept apart; a healing of them is that of the same lines at one length, wherever the padding stands."""
+    _, student, teacher = pair
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(TEXT[start : start + 20 + start % 7] for start in range(0, 900, 30)))
+    model = open_model(student)
+    how = Healing(**QUICK | {"context": 24})
+    windows = read_windows(model, student, [str(lines)], None, how, "lines")
+    mask = windows.rows["attention_mask"]
+    assert set(mask.sum(1).tolist()) > {21, 24} and windows.rows["input_ids"].shape[1] == 24
+    inputs = {name: tensor[:6] for name, tensor in windows.rows.items()}
+    guide = Teacher(open_model(teacher), how, False, None)
+    padded = guide.distance(model, inputs)
+    total, counted = 0.0, 0
+    for row in range(6):
+        size = int(inputs["attention_mask"][row].sum())
+        total += size * guide.distance(model, {"input_ids": inputs["input_ids"][row : row + 1, :size]}).item()
+        counted += size
+    assert padded.item() == pytest.approx(total / counted, rel=1e-4)
+    found = heal(student, teacher, tmp_path / "healed", texts=[str(lines)], text_format="lines", how=how)
+    assert found["after"] < found["before"]
+
+
+def test_speech_without_transcripts_heals_whatever_the_model_says_to_it(tmp_path):
+    """A .npz that inspect and evaluate take: the model's own words have different lengths."""
+    student, teacher = prepared(tmp_path, "whisper")
+    sound = np.random.default_rng(0).random((8, 8, 40), dtype=np.float32)
+    np.savez(tmp_path / "sound.npz", input_features=sound)
+    how = Healing(**QUICK | {"tokens": 400, "stage": "global", "batch": 2})
+    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "sound.npz", how=how)
+    assert found["after"] <= found["before"]

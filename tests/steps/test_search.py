@@ -42,11 +42,10 @@ def test_nothing_that_was_calibrated_on_is_measured_on(tmp_path):
     from headwise.families.processors import open_tokenizer
     from headwise.families.reduce import profiled_batches
     from headwise.families.texts import read_texts
-    from headwise.records.profile import Profile
-    from headwise.steps.search import load_file, open_model
+    from headwise.steps.search import open_model, open_profile
 
     run, texts = run_folder("llama", tmp_path)
-    tensors, profile = load_file(run / "profile.safetensors"), Profile.load(run / "profile.json")
+    profile, tensors = open_profile(run)
     model = open_model(str(tmp_path / "model"))
     source = str(tmp_path / "model")
     unseen = search._unseen(model, profile, source, tensors, open_tokenizer(source), read_texts(texts), False)

@@ -68,7 +68,7 @@ def compress(
     facts = {"method": method, "refit": list(made.refit), "cut": made.cut, "refitted": made.refitted}
     plan = replace(made.plan, fingerprint=weights)
     found = save_student(made.model, output, plan=plan, source=source, command=command, facts=facts)
-    return {**found, **facts, "notes": notes}
+    return {**found, **facts, "notes": [*found["notes"], *notes]}
 
 
 def read_pieces(text: str) -> tuple[Piece, ...]:

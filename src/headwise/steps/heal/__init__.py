@@ -124,7 +124,7 @@ def heal(
         student, output, plan=plan, source=source, command=command, facts={"healed": told}, files=files
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told, "notes": work.notes}
+    return {**found, **told, "notes": [*found["notes"], *work.notes]}
 
 
 class _Healer:

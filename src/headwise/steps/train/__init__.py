@@ -88,4 +88,4 @@ def train(
         files={CURVE: "".join(json.dumps(line) + "\n" for line in lines)},
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return {**found, **told, "notes": work.notes}
+    return {**found, **told, "notes": [*found["notes"], *work.notes]}
