@@ -78,13 +78,18 @@ def test_what_names_code_is_taken_out_and_said(folder):
     put(folder, "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["a.B", None]}, "unk_token": "x"})
     put(folder, "processor_config.json", {"auto_map": code, "image_processor": {"auto_map": code, "size": 3}})
     put(folder, "generation_config.json", "{ damaged")
+    put(folder, "added_tokens.json", '{"auto_map": ' + "[" * 500 + "]" * 500 + "}")
     new = folder.with_name("new")
     notes = copy_companions(str(folder), new)
     assert json.loads((new / "tokenizer_config.json").read_text()) == {"unk_token": "x"}
     assert json.loads((new / "processor_config.json").read_text()) == {"image_processor": {"size": 3}}
-    assert notes == [
+    said = [
         f"{name} names code, which was not copied along." for name in ("tokenizer_config.json", "processor_config.json")
     ]
+    assert [note for note in notes if "names code" in note] == said
+    for name in ("generation_config.json", "added_tokens.json"):
+        assert not (new / name).exists()
+        assert any(note.startswith(f"{name} was not copied: {name} is damaged or not JSON") for note in notes), notes
 
 
 def test_what_the_model_has_written_is_kept(folder):

@@ -224,3 +224,16 @@ def test_settings_that_cannot_be_saved_again_are_told_before_any_work(tmp_path):
     result = CliRunner().invoke(app, ["compress", *given])
     assert isinstance(result.exception, InputError), result.exception
     assert "mend its generation_config.json" in str(result.exception)
+
+
+def test_a_model_that_gives_no_numbers_is_not_saved(tmp_path):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(1e38)
+        model.lm_head.weight.mul_(1e3)
+    Plan.full(_shape()).save(tmp_path / "plan.json")
+    model.save_pretrained(tmp_path / "model")
+    given = [str(tmp_path / "model"), "--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["compress", *given])
+    assert isinstance(result.exception, InputError), result.exception
+    assert "gives NaN or infinity" in str(result.exception) and not (tmp_path / "out").exists()

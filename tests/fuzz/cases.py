@@ -13,6 +13,8 @@ from tests.fuzz.damage import damage
 from tests.fuzz.world import HEAL, MEASURE, PAPERS, RUN, TRAIN
 
 EVALUATE = ("--text", "text.txt", "--tokens", "128", "--context", "32", "--no-speed")
+SHARE_OF_OPTIONS = 0.1
+ODD_OPTIONS = ("", "-1", "0", "nan", "inf", "1e999", "x", "1,2", "0.5", "-", "/", ",", "--", "\u0663", "0-1000000000")
 SEEN = ("--tokens", "64")
 
 
@@ -130,16 +132,22 @@ def run_case(world: Path, seed: int, number: int, folder: Path) -> Verdict:
     command = rng.choice(COMMANDS)
     prepare(world, command, folder)
     files = [file for part in (*command.inputs, *command.work) for file in _files(folder / part)]
-    target = rng.choice([file for file in files if file.suffix not in (".html", ".md", ".py")])
-    said = f"headwise {' '.join(command.arguments)}, {target.relative_to(folder)} {damage(target, rng, world)}"
+    files = [file for file in files if file.suffix not in (".html", ".md", ".py")]
+    arguments, said = list(command.arguments), []
+    options = [place for place, part in enumerate(arguments[:-1]) if part.startswith("--")]
+    if options and rng.random() < SHARE_OF_OPTIONS:
+        arguments[rng.choice(options) + 1] = rng.choice(ODD_OPTIONS)
+    else:
+        for target in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2)))):
+            said.append(f"{target.relative_to(folder)} {damage(target, rng, world)}")
     kept = {folder / part.split("/")[0] for part in command.inputs}
     before = {path: _state(path) for path in kept}
-    ended = run_command(command.arguments, folder, then=lambda: _check_output(folder, command))
+    ended = run_command(arguments, folder, then=lambda: _check_output(folder, command))
     wrong = judge(ended)
     changed = [path.name for path in kept if _state(path) != before[path]]
     if not wrong and changed:
         wrong = f"changed its input {changed[0]}"
-    return Verdict(number, said, ended, wrong)
+    return Verdict(number, f"headwise {' '.join(arguments)}: {', '.join(said) or 'nothing damaged'}", ended, wrong)
 
 
 def prepare(world: Path, command: Command, folder: Path) -> None:

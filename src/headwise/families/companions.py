@@ -15,7 +15,9 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from headwise.families.foreign import is_own, without_code
+from headwise.records.errors import InputError
 from headwise.records.files import write_text
+from headwise.records.reading import parse_json
 
 SETTINGS = (  # JSON that may name code
     "tokenizer_config.json",
@@ -81,8 +83,12 @@ class _Copier:
             if not is_own(path, self.folder):
                 self.notes.append(f"{name} is a link and was not copied.")
                 continue
+            content = None
+            if name not in WORDS and name.endswith(".json"):
+                content = self._read(path)
+                if content is None:
+                    continue
             new.parent.mkdir(exist_ok=True)
-            content = None if name in WORDS or not name.endswith(".json") else self._read(path)
             cleaned = without_code(content)
             if cleaned == content:
                 shutil.copyfile(path, new)
@@ -118,7 +124,9 @@ class _Copier:
         )
 
     def _read(self, path: Path) -> Any:
+        """The JSON in ``path``; nothing where it cannot be read, and so nobody knows whether it names code."""
         try:
-            return json.loads(path.read_bytes())
-        except (ValueError, RecursionError):
-            return None  # then it names nothing either
+            return parse_json(path.read_bytes(), path.name)
+        except (InputError, OSError) as error:
+            self.notes.append(f"{path.relative_to(self.folder)} was not copied: {error}")
+            return None

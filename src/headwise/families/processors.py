@@ -5,7 +5,6 @@ They are opened here and nowhere else: some bring code of their own, which runs 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from headwise.families.foreign import find_file
 from headwise.records.errors import InputError
+from headwise.records.reading import read_json
 
 TOKENIZER = ("tokenizer_config.json", ("AutoTokenizer",))
 IMAGES = ("preprocessor_config.json", ("AutoImageProcessor", "AutoFeatureExtractor"))
@@ -64,8 +64,8 @@ def _code(source: str, file: str, keys: tuple[str, ...]) -> str | None:
     """What ``file`` of a model names as the code to open it with, as "file.py (class)"."""
     path = find_file(source, file)
     try:
-        named = None if path is None else json.loads(path.read_bytes()).get("auto_map")
-    except (OSError, ValueError, RecursionError, AttributeError):
+        named = None if path is None else read_json(path).get("auto_map")
+    except InputError:
         return None  # whoever opens it says what is wrong with it
     found = [named.get(key) for key in keys] if isinstance(named, dict) else [named]
     flat = [name for each in found for name in (each if isinstance(each, list) else [each]) if name is not None]

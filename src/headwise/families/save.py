@@ -27,6 +27,7 @@ from headwise.families.sites import base_type
 from headwise.families.student_config import auto_map, stock_class_of
 from headwise.records.budget import told
 from headwise.records.cost import cost_of
+from headwise.records.errors import InputError
 from headwise.records.files import new_folder, write_text
 from headwise.records.locks import locking
 from headwise.records.plan import Plan
@@ -93,6 +94,8 @@ def check_saved(student: PreTrainedModel, folder: Path) -> dict[str, Any]:
     with torch.inference_mode():
         expected = student.eval()(**inputs)[0]
     student.train(training)
+    if not expected.isfinite().all():
+        raise InputError("The model gives NaN or infinity: its config or its weights are damaged, or overflow.")
     backend = student.config._attn_implementation
     backends = [backend] if backend in ("eager", "sdpa") else []  # others may not exist in the fresh process
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes with the folder if this process is killed

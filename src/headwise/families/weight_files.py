@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from pathlib import Path
@@ -11,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from headwise.families.foreign import find_file, is_inside
 from headwise.records.errors import InputError
-from headwise.records.reading import read_json
+from headwise.records.reading import parse_json, read_json
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -74,7 +73,8 @@ def _check_safetensors(path: Path) -> None:
             raise InputError(f"{path} is damaged or cut short: its header does not fit into its {size} bytes.")
         header = file.read(length)
     try:
-        ends = [item["data_offsets"][1] for name, item in json.loads(header).items() if name != "__metadata__"]
+        content = parse_json(header, f"{path}")
+        ends = [item["data_offsets"][1] for name, item in content.items() if name != "__metadata__"]
         end = 8 + length + max(ends, default=0)
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError):
         raise InputError(f"{path} is not a safetensors file: its header makes no sense.") from None

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from headwise.records.errors import InputError
 from headwise.records.files import check_writable, is_alive
+from headwise.records.reading import parse_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,8 +119,8 @@ def _lock(descriptor: int) -> bool:
 
 def _read(descriptor: int) -> Mapping[str, Any]:
     try:
-        note = json.loads(os.pread(descriptor, LONGEST, 0))
-    except ValueError:
+        note = parse_json(os.pread(descriptor, LONGEST, 0), "lock")
+    except InputError:
         return {}  # taken this very moment
     return note if isinstance(note, dict) else {}
 

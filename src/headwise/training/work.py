@@ -18,7 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from headwise.families.tensor_files import read_tensors, write_tensors
+from headwise.records.errors import InputError
 from headwise.records.files import write_text
+from headwise.records.reading import parse_json
 
 KEPT = 2  # checkpoints: should the last be lost, there is one before
 METRICS, BEST = "metrics.jsonl", "best"
@@ -156,9 +158,9 @@ class Work:
 
     def _lines(self) -> list[dict[str, Any]]:
         path, found = self.folder / METRICS, []
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-            with suppress(ValueError, RecursionError):  # cut short by a kill; what was changed has no seal
-                line = json.loads(text)
+        for text in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(InputError):  # cut short by a kill; what was changed has no seal
+                line = parse_json(text, f"{path}")
                 if isinstance(line, dict):
                     found.append(line)
         return found
