@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from headwise.cli import app
@@ -16,7 +16,9 @@ from headwise.families.calibration import file_calibration
 from headwise.families.fitness import check_finite, check_inputs, check_tokens
 from headwise.families.load import open_model
 from headwise.families.processors import encode, open_tokenizer
-from headwise.records import InputError, Plan
+from headwise.families.save import save_student
+from headwise.families.student import build_student
+from headwise.records import InputError, LayerPlan, Plan
 from headwise.records.shape import LayerShape
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -237,3 +239,20 @@ def test_a_model_that_gives_no_numbers_is_not_saved(tmp_path):
     result = CliRunner().invoke(app, ["compress", *given])
     assert isinstance(result.exception, InputError), result.exception
     assert "gives NaN or infinity" in str(result.exception) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("reopened_here")
+@pytest.mark.parametrize("pair", [-1, 4, 10**6])
+def test_pairs_that_a_reduced_model_does_not_have_are_refused(pair, tmp_path):
+    shape = _shape()
+    change = LayerPlan(4, 2, 4, 4, rope_pairs=((0, 3), (1, 2)))
+    plan = Plan.make(shape, (change, *map(LayerPlan.full, shape.layers[1:])))
+    save_student(build_student(tiny("llama"), plan), tmp_path / "model", plan=plan, source="")
+    assert open_model(str(tmp_path / "model"))
+    file = tmp_path / "model" / "model.safetensors"
+    state = load_file(file)
+    name = next(name for name in state if name.endswith("rope_pairs"))
+    state[name][0, 1] = pair
+    save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="names RoPE pairs that the model does not have"):
+        open_model(str(tmp_path / "model"))

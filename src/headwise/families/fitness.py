@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from headwise.families.shapes import rotary_width
 from headwise.records.errors import InputError
 
 MOST_LAYERS, MOST = 2000, 2**40  # of any number in a config
 LONGEST = 200  # characters of what a library says
+PAIRS = "rope_pairs"  # of a reduced layer
 TOKENS = ("input_ids", "decoder_input_ids")
 MEASURED = ("pixel_values", "input_features")
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -34,10 +36,13 @@ def check_numbers(content: Mapping[str, Any], where: str) -> None:
 
 
 def check_finite(model: PreTrainedModel, source: str) -> None:
-    """Raise where a weight is NaN or infinite: everything measured on it would be."""
+    """Raise where a weight is NaN or infinite, as everything measured on it would be, or names what is not there."""
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.numel() and not _finite(weight.detach()):
             raise InputError(f"The weights {name} of {source} are not all finite numbers.")
+    for name, pairs in model.named_buffers():
+        if name.endswith(PAIRS) and not (pairs >= 0).logical_and(pairs < rotary_width(model) // 2).all():
+            raise InputError(f"{name} of {source} names RoPE pairs that the model does not have.")
 
 
 def check_settings(model: PreTrainedModel, source: str) -> None:
