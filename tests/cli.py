@@ -157,6 +157,13 @@ class Process:
         for file in (self.stdout, self.stderr, self._server):
             file.close()
 
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.wait()
+        self.close()
+
     __del__ = close
 
 

@@ -223,7 +223,7 @@ WRONG = {
             (m / "model.safetensors").rename(m / "other.safetensors"),
             (m / "model.safetensors.index.json").write_text("{}"),
         ),
-        "cannot be loaded",
+        "names no weights",
     ),
     "class is a number": (lambda m, p: change(m / "config.json", architectures=[5]), "names no architecture"),
     "class is not ours": (lambda m, p: change(m / "config.json", architectures=["HeadwiseX"]), "has no class Headwise"),

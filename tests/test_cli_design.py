@@ -1,13 +1,8 @@
 """`headwise design` as people call it: a budget in, a recommendation with its evidence out."""
 
 import json
-import subprocess
-import sys
 
-
-def headwise(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headwise", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.cli import headwise
 
 
 def test_135m_is_not_advised_against_our_own_measurement():

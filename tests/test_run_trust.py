@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from headwise.records.budget import Budget
 from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.run import run
+from tests.cli import headwise
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -33,18 +33,6 @@ def place(tmp_path):
 def walk(place, share=0.75, **changes):
     options = {**QUICK, "texts": [str(place / "text.txt")], "eval_texts": [str(place / "text.txt")], **changes}
     return run(str(place / "tiny"), place / "out", Budget("keep_kv", share), **options)
-
-
-def headwise(*command, given=None, **options):
-    """The command line in a process of its own, with ``given`` on standard input."""
-    return subprocess.run(
-        [sys.executable, "-m", "headwise", *map(str, command)],
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
 
 
 @pytest.mark.usefixtures("reopened_here")
@@ -114,9 +102,9 @@ def test_a_text_is_its_content_on_standard_input_too(place, monkeypatch):
 
 def test_standard_input_serves_every_step_of_a_command(place):
     options = ["--keep-kv", "0.75", "--tokens", "96", "--eval-tokens", "512", "--no-speed", "--heal-tokens", "256"]
-    done = headwise("run", "tiny", "--text", "-", "--eval-text", "-", *options, given=TEXT, cwd=place)
+    done = headwise("run", "tiny", "--text", "-", "--eval-text", "-", *options, stdin=TEXT, cwd=place)
     assert done.returncode == 0, done.stderr
-    done = headwise("plan", "tiny", "--text", "-", "--max-damage", "50%", "--multiple-of", "2", given=TEXT, cwd=place)
+    done = headwise("plan", "tiny", "--text", "-", "--max-damage", "50%", "--multiple-of", "2", stdin=TEXT, cwd=place)
     assert done.returncode == 0, done.stderr
 
 

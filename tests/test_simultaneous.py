@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import string
-import subprocess
 import sys
 import time
 
@@ -18,14 +17,9 @@ from headwise.families.shapes import shape_of
 from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
+from tests.cli import start
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
-
-
-def start(*args):
-    """A command in a process of its own."""
-    command = [sys.executable, "-m", "headwise", *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def here(monkeypatch, capsys, *args):

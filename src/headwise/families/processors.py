@@ -14,12 +14,26 @@ from headwise.families.foreign import find_file
 from headwise.records.errors import InputError
 from headwise.records.reading import read_json
 
+WORDS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 TOKENIZER = ("tokenizer_config.json", ("AutoTokenizer",))
 IMAGES = ("preprocessor_config.json", ("AutoImageProcessor", "AutoFeatureExtractor"))
 
 
 def open_tokenizer(source: str, *, trust_remote_code: bool = False, gguf_file: str | None = None) -> Any:
     """The tokenizer of a model (folder, Hub id, or GGUF file in a folder), or an `InputError`."""
+    folder = Path(source).expanduser()
+    if gguf_file is None and folder.is_dir() and not any((folder / name).exists() for name in WORDS):
+        raise InputError(
+            f"{source} has no tokenizer ({WORDS[0]} or the like): put the model's own there, or give ready-made inputs."
+        )
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = _open(AutoTokenizer, "tokenizer", *TOKENIZER, source, trust_remote_code, options)
     tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
