@@ -271,3 +271,13 @@ def test_attention_whose_logits_are_beyond_single_precision_is_refused(size, tmp
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
     assert isinstance(result.exception, InputError), result.exception
     assert "its weights are damaged or overflow" in str(result.exception)
+
+
+def test_inputs_so_large_that_what_is_held_out_overflows_are_refused(tmp_path):
+    tiny("vit").save_pretrained(tmp_path / "model")
+    pixels = np.tile(PIXELS, (3, 1, 1, 1))
+    pixels[4] *= 1e30  # held out
+    np.savez(tmp_path / "inputs.npz", pixel_values=pixels)
+    given = ["--inputs", str(tmp_path / "inputs.npz"), "--tokens", "64", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
+    assert isinstance(result.exception, InputError), result.exception
