@@ -17,6 +17,7 @@ from headwise.families.fitness import check_finite, check_inputs, check_tokens
 from headwise.families.load import open_model
 from headwise.families.processors import encode, open_tokenizer
 from headwise.families.save import save_student
+from headwise.families.sites import sites_of
 from headwise.families.student import build_student
 from headwise.records import InputError, LayerPlan, Plan
 from headwise.records.shape import LayerShape
@@ -256,3 +257,27 @@ def test_pairs_that_a_reduced_model_does_not_have_are_refused(pair, tmp_path):
     save_file(state, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match="names RoPE pairs that the model does not have"):
         open_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("size", [1e20, 3e38])
+def test_attention_whose_logits_are_beyond_single_precision_is_refused(size, tmp_path):
+    """The model's own kernels give finite outputs all the same; what is measured of the maps would not be."""
+    model = tiny("vit")
+    with torch.no_grad():
+        sites_of(model)[0].block.layernorm_before.bias.fill_(-size)
+    model.save_pretrained(tmp_path / "model")
+    np.savez(tmp_path / "inputs.npz", pixel_values=PIXELS)
+    given = ["--inputs", str(tmp_path / "inputs.npz"), "--tokens", "64", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
+    assert isinstance(result.exception, InputError), result.exception
+    assert "its weights are damaged or overflow" in str(result.exception)
+
+
+def test_inputs_so_large_that_what_is_held_out_overflows_are_refused(tmp_path):
+    tiny("vit").save_pretrained(tmp_path / "model")
+    pixels = np.tile(PIXELS, (3, 1, 1, 1))
+    pixels[4] *= 1e30  # held out
+    np.savez(tmp_path / "inputs.npz", pixel_values=pixels)
+    given = ["--inputs", str(tmp_path / "inputs.npz"), "--tokens", "64", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
+    assert isinstance(result.exception, InputError), result.exception

@@ -34,7 +34,7 @@ class Ended:
 
 def preload() -> None:
     """Import in this process what children would import one by one, with one thread: others do not survive a fork."""
-    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     import accelerate
     import PIL.PngImagePlugin
     import torch
@@ -102,7 +102,7 @@ def _be_the_command(
     code = 1
     try:
         _stand_alone(folder, scratch)
-        for patch in (reopen_here, one_by_one, steady_pace, *patches):
+        for patch in (offline, reopen_here, one_by_one, steady_pace, *patches):
             patch()
         from headwise.cli import main
 
@@ -146,6 +146,13 @@ def _stand_alone(folder: Path, scratch: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
+
+
+def offline() -> None:
+    """Names that are no files are not looked for on the Hub, which may take as long as it likes."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
 
 
 def reopen_here() -> None:

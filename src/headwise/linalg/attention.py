@@ -30,6 +30,13 @@ class Attention:
         """Query heads."""
         return self.q_BHTK.shape[1]
 
+    @property
+    def overflows(self) -> bool:
+        """Whether what came out, or the largest logit there could be, is beyond single precision."""
+        largest = self.q_BHTK.abs().amax().double() * self.k_BGSK.abs().amax().double() * self.q_BHTK.shape[-1]
+        fits = largest * abs(self.scale) < torch.finfo(torch.float32).max
+        return not (fits and self.out_BTHV.isfinite().all())
+
     def leading(self, length: int) -> Attention:
         """The first ``length`` tokens of a causal attention, which see nothing of what comes after them."""
         if self.q_BHTK.shape[2] <= length:

@@ -219,6 +219,14 @@ class Check:
     parts: Mapping[str, float] = field(default_factory=dict)
     agreement: float | None = None
 
+    @classmethod
+    def read(cls, row: Reader) -> Check:
+        """A check out of a JSON file."""
+        row.only(*(item.name for item in fields(cls)))
+        parts = {name: row.child("parts").number(name) for name in row.mapping("parts")}
+        agreement = row.number("agreement") if row.has("agreement") else None
+        return cls(row.number("predicted"), row.number("measured"), parts, agreement)
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -252,6 +260,9 @@ class Profile:
         reader.only("headwise", "version", "definitions", *(item.name for item in fields(cls)))
         reader.child("model").text("source")
         reader.child("settings").integer("tokens", least=1)
+        checks = reader.rows("checks") if reader.has("checks") else []
+        if reader.integer("version") == 1:
+            checks = []  # pairs measured on the calibration text itself promise nothing
         profile = cls(
             model=reader.mapping("model"),
             shape=ModelShape.read(reader.child("shape")),
@@ -261,7 +272,7 @@ class Profile:
             layers=tuple(_read_layer(row) for row in reader.rows("layers")),
             inputs_hash=reader.text("inputs_hash"),
             notes=reader.texts("notes"),
-            checks=_read_checks(reader.rows("checks")) if reader.has("checks") else (),
+            checks=tuple(Check.read(row) for row in checks),
         )
         profile.check(f"{path}")
         return profile
@@ -279,6 +290,8 @@ class Profile:
             )
         for number, (found, layer) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
             found.check(layer, self.maps, f"{where}, layers {number}")
+        for number, check in enumerate(self.checks):
+            Check.read(Reader(asdict(check), f"{where}, checks {number}"))
 
 
 def rounded(numbers: Any) -> Any:
@@ -286,22 +299,6 @@ def rounded(numbers: Any) -> Any:
     if isinstance(numbers, list):
         return [rounded(number) for number in numbers]
     return float(f"{numbers:.{DIGITS}g}") if isinstance(numbers, float) else numbers
-
-
-def _read_checks(rows: list[Reader]) -> tuple[Check, ...]:
-    """The checks of a profile; those of version 1, pairs measured on the calibration text itself, promise nothing."""
-    new = [row for row in rows if not isinstance(row.content, list)]
-    for row in new:
-        row.only(*(item.name for item in fields(Check)))
-    return tuple(
-        Check(
-            row.number("predicted"),
-            row.number("measured"),
-            {name: row.child("parts").number(name) for name in row.mapping("parts")},
-            row.number("agreement") if row.has("agreement") else None,
-        )
-        for row in new
-    )
 
 
 def _read_layer(row: Reader) -> LayerProfile:

@@ -140,6 +140,7 @@ def inspect(
     _check_measured(source, profile, tensors)
     if maps:
         profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
+        _check_measured(source, profile, tensors)
     facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
     write_tensors(output / TENSORS, tensors, facts)
     if maps:
@@ -185,12 +186,14 @@ def _spectral(calibration: Calibration) -> set[int]:
 
 
 def _check_measured(source: str, profile: Profile, tensors: dict[str, Tensor]) -> None:
-    """Raise where what was measured could not be read again: huge weights overflow on the way."""
+    """Raise where what was measured could not be read again: huge weights or inputs overflow on the way."""
     try:
         profile.check("profile")
         check_profile_tensors(Path(TENSORS), profile.shape, tensors)
     except InputError as error:
-        raise InputError(f"{source} gives measurements to make no use of, its weights are damaged: {error}") from None
+        raise InputError(
+            f"What was measured of {source} cannot be used, its weights or inputs are too large: {error}"
+        ) from None
 
 
 def _check_output(output: Path, source: str) -> None:

@@ -60,7 +60,7 @@ class Collector:
 
         def see(path: str, attention: Attention) -> None:
             sums = self.sums[self.index[path]]
-            if not attention.out_BTHV.isfinite().all():
+            if attention.overflows:
                 raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
             _add_moments(sums, attention)
             if not self.maps:
