@@ -90,6 +90,47 @@ def finish(name, command, out, place):
         shutil.copy(out / "pace.json", pace)
 
 
+def kill(args, every, whole, seconds, place, report):
+    """Kill commands at random moments and run them again."""
+    draw = random.Random(args.seed)
+    number = 0
+    while sum(map(len, report["kills"].values())) < args.kills:
+        name = list(every)[number % len(every)]
+        out = place / f"killed-{number}"
+        number += 1
+        if name == "compare":
+            out.mkdir()
+            shutil.copy(place / "pace.json", out / "pace.json")
+        process = start(*every[name], "-o", out)
+        time.sleep(draw.uniform(0.05, 1.0) * seconds[name])
+        process.kill()
+        code = finished(process).returncode
+        if code == 0:
+            continue  # it was done before
+        finish(name, every[name], out, place)
+        same = contents(out) == whole[name]
+        report["kills"].setdefault(name, []).append({"ended_with": code, "same": same})
+        print("kill", number, name, code, same, flush=True)
+
+
+def pair(args, every, whole, seconds, place, report):
+    """Run commands two at a time on one output."""
+    for number in range(args.pairs):
+        name = list(every)[number % len(every)]
+        out = place / f"pair-{number}"
+        if name == "compare":
+            out.mkdir()
+            shutil.copy(place / "pace.json", out / "pace.json")
+        both = [start(*every[name], "-o", out) for _ in range(2)]
+        ends = [finished(process) for process in both]
+        codes = sorted(end.returncode for end in ends)
+        said = [end.stderr.strip().splitlines()[-1] for end in ends if end.returncode == 2]
+        told = all("is being written by process" in line for line in said)
+        same = contents(out) == whole[name]
+        report["pairs"].setdefault(name, []).append({"ended_with": codes, "said_so": told, "same": same})
+        print("pair", number, name, codes, told, same, said[:1], flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=30)
@@ -97,7 +138,6 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, default=Path("results/kills.json"))
     args = parser.parse_args()
-    draw = random.Random(args.seed)
     report = {"seed": args.seed, "kills": {}, "pairs": {}, "repeated": {}}
     with tempfile.TemporaryDirectory() as name_of_place:
         place = Path(name_of_place)
@@ -114,38 +154,8 @@ def main():
             report["repeated"][name] = whole[name] == again
             other = [file for file in whole[name].keys() | again.keys() if whole[name].get(file) != again.get(file)]
             print(name, f"{seconds[name]:.1f} s, the same twice: {report['repeated'][name]}", other, flush=True)
-        number = 0
-        while sum(map(len, report["kills"].values())) < args.kills:
-            name = list(every)[number % len(every)]
-            out = place / f"killed-{number}"
-            number += 1
-            if name == "compare":
-                out.mkdir()
-                shutil.copy(place / "pace.json", out / "pace.json")
-            process = start(*every[name], "-o", out)
-            time.sleep(draw.uniform(0.05, 1.0) * seconds[name])
-            process.kill()
-            code = finished(process).returncode
-            if code == 0:
-                continue  # it was done before
-            finish(name, every[name], out, place)
-            same = contents(out) == whole[name]
-            report["kills"].setdefault(name, []).append({"ended_with": code, "same": same})
-            print("kill", number, name, code, same, flush=True)
-        for number in range(args.pairs):
-            name = list(every)[number % len(every)]
-            out = place / f"pair-{number}"
-            if name == "compare":
-                out.mkdir()
-                shutil.copy(place / "pace.json", out / "pace.json")
-            both = [start(*every[name], "-o", out) for _ in range(2)]
-            ends = [finished(process) for process in both]
-            codes = sorted(end.returncode for end in ends)
-            said = [end.stderr.strip().splitlines()[-1] for end in ends if end.returncode == 2]
-            told = all("is being written by process" in line for line in said)
-            same = contents(out) == whole[name]
-            report["pairs"].setdefault(name, []).append({"ended_with": codes, "said_so": told, "same": same})
-            print("pair", number, name, codes, told, same, said[:1], flush=True)
+        kill(args, every, whole, seconds, place, report)
+        pair(args, every, whole, seconds, place, report)
     args.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

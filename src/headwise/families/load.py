@@ -19,10 +19,10 @@ from headwise.families.foreign import check_config
 from headwise.families.known import BY_MODEL_TYPE, family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
-from headwise.families.student_config import auto_map, stock_class
+from headwise.families.student_config import auto_map, check_layers, stock_class
 from headwise.families.weight_files import check_weights
 from headwise.records.errors import InputError
-from headwise.records.reading import read_json
+from headwise.records.reading import Reader, read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300
@@ -41,7 +41,9 @@ def open_config(source: str) -> PreTrainedConfig:
         if not isinstance(content.get("model_type"), str):
             raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
         check_numbers(content, str(path))
-        if content["model_type"] != modeling_headwise.HeadwiseConfig.model_type:
+        if content["model_type"] == modeling_headwise.HeadwiseConfig.model_type:
+            check_layers(Reader(content, f"{path}").child("headwise"))
+        else:
             family_of(content["model_type"])
     elif path.suffix in FILES or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise InputError(f"There is no file or folder {source}.")

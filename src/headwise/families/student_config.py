@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -13,7 +13,8 @@ from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
 from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
-from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.reading import Reader
+from headwise.records.shape import LayerShape, ModelShape, Norm
 
 MODELING_FILE = "modeling_headwise"
 
@@ -139,6 +140,24 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
         "scale": float(site.module.scaling),
         "slot": slot,
     }
+
+
+def check_layers(entry: Reader) -> None:
+    """Raise where what a config says of its reduced layers is not what `student_config` writes."""
+    entry.text("base")
+    for layer in entry.rows("layers"):
+        for name in ("attention", "out"):
+            layer.text(name)
+        if not layer.integer("heads", least=0):
+            layer.texts("norms")
+            continue
+        for name in ("kv_heads", "qk_dim", "v_dim"):
+            layer.integer(name, least=1)
+        for name in ("pairs", "slot"):
+            if layer.has(name):
+                layer.integer(name, least=0)
+        layer.choice("norm", get_args(Norm))
+        layer.number("scale")
 
 
 def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], shape: ModelShape) -> None:
