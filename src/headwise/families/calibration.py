@@ -25,6 +25,7 @@ DEFAULT_LENGTHS = (64, 128, 256, 512, 1024)
 LONGEST = 4096  # a single map of it takes 64 MB, and a few of them are needed at once
 CONTEXT = 4096  # tokens of a window, where the model was made for so many
 LOGITS = 1 << 28  # numbers (1 GB) that a window may have over the vocabulary
+FEWEST = 2  # windows of each text
 CHECKED = 0.25  # tokens to check predictions on, for each one that is measured on
 TOO_FEW = 0.9  # of the tokens that were asked for: fewer are worth a note
 TOKENS_AT_ONCE = 1024
@@ -92,7 +93,8 @@ def text_calibration(
     longest = _window(shape, context)
     read = [tokenise(tokenizer, text, 2 * tokens, source) for text in texts]
     notes = [note for part in read for note in part.warnings(accept=accept)]
-    window = min(longest, max(SHORTEST, tokens), *(_half(part) for part in read))
+    each = tokens // (FEWEST * len(read))  # tokens of a window, so that there are a few of each text
+    window = min(longest, max(SHORTEST, each), *(_half(part) for part in read))
     asked, (lengths, said) = lengths, _lengths(lengths, window, longest, read[0].name)
     causal = all(site.cache == "tokens" for site in sites_of(model))
     main: list[Batch] = []
@@ -194,10 +196,11 @@ def file_calibration(
 def _input_batches(
     model: PreTrainedModel, arrays: dict[str, Tensor], numbers: Sequence[int], one: int, path: Path
 ) -> Generator[Batch, None, None]:
-    step = 1 if model.config.is_encoder_decoder else max(1, TOKENS_AT_ONCE // one)
+    speaks = model.config.is_encoder_decoder and "decoder_input_ids" not in arrays  # one by one, of any length
+    step = 1 if speaks else max(1, TOKENS_AT_ONCE // one)
     for some in torch.tensor(numbers, dtype=torch.long).split(step) if numbers else ():
         inputs = {key: array[some] for key, array in arrays.items()}
-        if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
+        if speaks:
             inputs["decoder_input_ids"] = _own_words(model, inputs[model.main_input_name], path)
         yield Batch(inputs, one * len(some), ())
 
