@@ -281,3 +281,49 @@ def test_inputs_so_large_that_what_is_held_out_overflows_are_refused(tmp_path):
     given = ["--inputs", str(tmp_path / "inputs.npz"), "--tokens", "64", "-o", str(tmp_path / "out")]
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), *given])
     assert isinstance(result.exception, InputError), result.exception
+
+
+WRONG_REDUCED = {
+    "no block": (lambda c: c.pop("headwise"), "the field 'headwise' is missing"),
+    "text": (lambda c: c.update(headwise="x"), "expected a JSON object"),
+    "no layers": (lambda c: c["headwise"].pop("layers"), "the field 'layers' is missing"),
+    "scale in a list": (lambda c: c["headwise"]["layers"][0].update(scale=[0.3]), "scale: expected a number"),
+    "slot beyond": (
+        lambda c: c["headwise"]["layers"][0].update(slot=10**6),
+        "slot: expected a whole number from 0 to 2",
+    ),
+    "half a head": (lambda c: c["headwise"]["layers"][0].update(heads=0.5), "heads: expected a whole number"),
+    "no width": (lambda c: c["headwise"]["layers"][0].update(qk_dim=0), "qk_dim: expected a whole number from 1 on"),
+    "odd norm": (lambda c: c["headwise"]["layers"][0].update(norm="odd"), "norm: expected one of"),
+}
+
+
+@pytest.mark.usefixtures("reopened_here")
+def test_configs_of_reduced_models_are_read_strictly(tmp_path):
+    plan = Plan.full(_shape())
+    save_student(build_student(tiny("llama"), plan, form="per-layer"), tmp_path / "model", plan=plan, source="")
+    file = tmp_path / "model" / "config.json"
+    whole = file.read_text()
+    assert open_model(str(tmp_path / "model"))
+    for change, sentence in WRONG_REDUCED.values():
+        content = json.loads(whole)
+        change(content)
+        file.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=sentence):
+            open_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("token", [-1e308, "x", [None, 0.5], {"a": 1}])
+def test_settings_that_name_no_token_are_refused(token, tmp_path):
+    tiny("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"pad_token_id": token}))
+    with pytest.raises(InputError, match=r"generation_config\.json"):
+        open_model(str(tmp_path))
+
+
+def test_a_tokenizer_that_cannot_say_what_is_unknown_is_refused(tmp_path):
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "unk_token": ""}))
+    with pytest.raises(InputError, match="The tokenizer of"):
+        open_tokenizer(str(tmp_path))

@@ -7,7 +7,9 @@ python -m tests.fuzz --seed 0 --case 17    one of them alone, with all it said
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="run this case alone, and keep its folder")
     asked = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # says where it is
     preload()
     with tempfile.TemporaryDirectory(prefix="headwise-fuzz-") as scratch:
         built = Path(scratch) / "world"

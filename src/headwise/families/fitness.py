@@ -16,6 +16,7 @@ from headwise.records.errors import InputError
 MOST_LAYERS, MOST = 2000, 2**40  # of any number in a config
 LONGEST = 200  # characters of what a library says
 PAIRS = "rope_pairs"  # of a reduced layer
+TOKEN = "_token_id"
 TOKENS = ("input_ids", "decoder_input_ids")
 MEASURED = ("pixel_values", "input_features")
 MASKS = ("attention_mask", "decoder_attention_mask")
@@ -26,13 +27,16 @@ COUNTED = {
 
 
 def check_numbers(content: Mapping[str, Any], where: str) -> None:
-    """Raise where a config asks for more than any model has: building it would take for ever."""
+    """Raise where a config asks for more than any model has, which would take for ever, or names no token as one."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             check_numbers(value, where)
         most = MOST_LAYERS if "layer" in name else MOST
         if isinstance(value, int) and abs(value) > most:
             raise InputError(f"{where} gives {name} as {value:,}; a model is opened with up to {most:,}.")
+        listed = value if isinstance(value, list) else [value]
+        if name.endswith(TOKEN) and not all(isinstance(each, int | None) for each in listed):
+            raise InputError(f"{where} gives {name} as {str(value)[:LONGEST]!r}; a token is a whole number.")
 
 
 def check_finite(model: PreTrainedModel, source: str) -> None:

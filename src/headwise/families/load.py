@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headwise.families import modeling_headwise
 from headwise.families.fitness import check_finite, check_numbers
-from headwise.families.foreign import check_config
+from headwise.families.foreign import check_config, find_file
 from headwise.families.known import BY_MODEL_TYPE, family_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
@@ -26,6 +26,7 @@ from headwise.records.reading import Reader, read_json
 from headwise.records.shape import ModelShape
 
 LONGEST_REASON = 300
+GENERATION = "generation_config.json"
 FILES = (".json", ".safetensors", ".gguf", ".bin", ".pt")  # Hub ids may have dots too: Qwen2.5-0.5B
 
 
@@ -104,6 +105,9 @@ def open_model(source: str) -> PreTrainedModel:
     if folder.is_file():
         raise InputError(f"{source} is a config without weights; give the folder of the model.")
     check_weights(source, config)
+    settings = find_file(source, GENERATION)
+    if settings is not None:
+        check_numbers(read_json(settings), str(settings))
     if folder.is_dir():
         source = str(folder)
     if issubclass(cls, modeling_headwise.ReducedModel):

@@ -24,6 +24,7 @@ WORDS = (
     "sentencepiece.bpe.model",
 )
 TOKENIZER = ("tokenizer_config.json", ("AutoTokenizer",))
+SPECIAL = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
 IMAGES = ("preprocessor_config.json", ("AutoImageProcessor", "AutoFeatureExtractor"))
 
 
@@ -36,7 +37,13 @@ def open_tokenizer(source: str, *, trust_remote_code: bool = False, gguf_file: s
         )
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = _open(AutoTokenizer, "tokenizer", *TOKENIZER, source, trust_remote_code, options)
-    tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+    try:
+        tokenizer.model_max_length = int(1e12)  # windows are cut here, so long texts are no reason to warn
+        for name in SPECIAL:
+            getattr(tokenizer, name)
+    except Exception as error:  # as in `_open`: what its files say is foreign
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise InputError(f"The tokenizer of {source} does not know its own special tokens: {reason}") from error
     return tokenizer
 
 

@@ -145,7 +145,8 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
 def check_layers(entry: Reader) -> None:
     """Raise where what a config says of its reduced layers is not what `student_config` writes."""
     entry.text("base")
-    for layer in entry.rows("layers"):
+    layers = entry.rows("layers")
+    for layer in layers:
         for name in ("attention", "out"):
             layer.text(name)
         if not layer.integer("heads", least=0):
@@ -153,9 +154,9 @@ def check_layers(entry: Reader) -> None:
             continue
         for name in ("kv_heads", "qk_dim", "v_dim"):
             layer.integer(name, least=1)
-        for name in ("pairs", "slot"):
+        for name, most in (("pairs", layer.integer("qk_dim")), ("slot", len(layers) - 1)):
             if layer.has(name):
-                layer.integer(name, least=0)
+                layer.integer(name, 0, most)
         layer.choice("norm", get_args(Norm))
         layer.number("scale")
 
