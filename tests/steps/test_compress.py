@@ -57,7 +57,7 @@ def llama(tmp_path_factory):
     return folder, *prepared(folder, tiny("llama"))
 
 
-def test_every_method_gives_a_model_and_refitting_the_nearest(llama, tmp_path):
+def test_every_method_gives_a_model_and_refitting_brings_it_nearer(llama, tmp_path):
     folder, source, plan = llama
     found = {}
     for name, options in {
@@ -69,7 +69,7 @@ def test_every_method_gives_a_model_and_refitting_the_nearest(llama, tmp_path):
         said = compress(source, plan, tmp_path / name, **options)
         assert said["refit"] == (["queries", "outputs"] if name == "refitted" else [])
         found[name] = distance(source, tmp_path / name, folder / "run")
-    assert found["refitted"] == min(found.values())
+    assert found["refitted"] < found["weighted"] < found["svd"]
     card = (tmp_path / "refitted" / "README.md").read_text()
     assert "queries and outputs refitted by least squares" in card
 
