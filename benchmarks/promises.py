@@ -244,8 +244,6 @@ def main():
                 continue
             found["rows"].append(make(name))
             found |= {
-                "tokens": args.tokens,
-                "evaluated": args.evaluated,
                 "seed": SEED,
                 "machine": platform.machine(),
                 "threads": torch.get_num_threads(),

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.calibration import Batch
 from headwise.families.measured import kept_directions
-from headwise.families.own_loss import measure_distance
+from headwise.families.own_loss import Distance, measure_distance
 from headwise.families.refit import Piece, refit_student
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
@@ -32,7 +32,8 @@ class Reduced:
     """A reduced model, the plan as it was carried out, and what was refitted.
 
     ``cut`` and ``refitted`` tell how far it was from the whole model on held-out inputs before and after the last refit
-    that was tried; None where none was. A refit that does not bring it nearer is not kept.
+    that was tried, ``distance`` how far it is now; None where none was. A refit that does not bring it nearer is not
+    kept.
     """
 
     model: PreTrainedModel
@@ -40,6 +41,7 @@ class Reduced:
     refit: Collection[Piece] = ()
     cut: float | None = None
     refitted: float | None = None
+    distance: Distance | None = None
 
 
 def reduce_model(
@@ -86,20 +88,20 @@ def _refit(
         return reduced
     student = reduced.model
     before = {name: tensor.clone() for name, tensor in attention_state(student).items()}
-    cut = refitted = measure_distance(model, student, held_out).error
+    cut = refitted = measure_distance(model, student, held_out)
     for tried in (tuple(pieces), tuple(piece for piece in pieces if piece != "outputs")):
         if not tried:
             break
         refit_student(model, student, reduced.plan, [batch.inputs for batch in batches], tried, progress)
-        refitted = measure_distance(model, student, held_out).error
-        if refitted < cut:
-            return replace(reduced, refit=tried, cut=cut, refitted=refitted)
+        refitted = measure_distance(model, student, held_out)
+        if refitted.error < cut.error:
+            return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)
         with torch.no_grad():
             for name, tensor in attention_state(student).items():
                 tensor.copy_(before[name])
         if len(tried) == 1:
             break
-    return replace(reduced, cut=cut, refitted=refitted)
+    return replace(reduced, cut=cut.error, refitted=refitted.error, distance=cut)
 
 
 def attention_state(model: PreTrainedModel) -> dict[str, Tensor]:

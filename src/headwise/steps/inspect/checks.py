@@ -35,7 +35,7 @@ def check_predictions(
         except InputError:
             continue  # too narrow heads for so much less, or measured on too little
         reduced = reduce_model(model, plan, tensors, form="per-layer")
-        measured = measure_distance(model, reduced.model, held_out)
+        measured = reduced.distance or measure_distance(model, reduced.model, held_out)
         parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}
         agreement = None if measured.agreement is None else rounded(measured.agreement)
         checks.append(Check(rounded(float(plan.predicted["damage"])), rounded(measured.divergence), parts, agreement))
