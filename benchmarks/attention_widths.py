@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from headwise.families.modeling_headwise import grouped_attention, padded_attention
+from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
 
 HEADS, KV_HEADS, REPEATS = 9, 3, 9
 WIDTHS = [(64, 64), (64, 32), (32, 64), (48, 40)]

@@ -13,8 +13,8 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from headwise.papers.cifar import FILE, TEST, TRAIN, save_cifar10
-from headwise.records.files import cache_folder
+from headwise.files.writing import cache_folder
+from headwise.papers.kit.cifar import FILE, TEST, TRAIN, save_cifar10
 
 
 def main():

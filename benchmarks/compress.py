@@ -28,20 +28,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.reduce import reduce_model
-from headwise.families.running import cache_per_token
+from headwise.checkpoints.load import open_model
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.sites import is_transposed, matrix, sites_of
+from headwise.files.errors import InputError
 from headwise.linalg.spectra import moment_root
+from headwise.planning.damage import group_damage, plan_damage
+from headwise.planning.planner import plan_for
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
-from headwise.records.damage import group_damage, plan_damage
-from headwise.records.errors import InputError
-from headwise.records.planning import plan_for
+from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect
+from headwise.tracing.speed import cache_per_token
 
 SHARES = (0.875, 0.75, 0.5)
 ALL_PIECES_AT = 0.75  # the whole ablation runs at one share; the other two show the ends

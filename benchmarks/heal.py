@@ -24,10 +24,9 @@ import transformers
 from accelerate import Accelerator
 from compress import loss
 
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
+from headwise.checkpoints.load import open_model
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
-from headwise.families.trainable import make_trainable
 from headwise.records.budget import Budget
 from headwise.records.healing import RATES, Healing
 from headwise.steps.compress import compress
@@ -38,6 +37,7 @@ from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
 from headwise.training.processes import half_suits
+from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
 CALIBRATION_TOKENS = 8192

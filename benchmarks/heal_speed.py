@@ -23,15 +23,15 @@ from accelerate import Accelerator
 from torch.nn.functional import kl_div
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from headwise.families.load import open_model
-from headwise.families.reduce import reduce_model
+from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
-from headwise.families.trainable import make_trainable
 from headwise.records import LayerPlan, Plan
 from headwise.records.healing import Healing
+from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.steps.heal.teacher import Teacher
 from headwise.training.loop import Schedule, fit
+from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
 BATCH, CONTEXT, WARM = 2, 512, 2

@@ -20,19 +20,19 @@ from pathlib import Path
 import torch
 import transformers
 
-from headwise.families.calibration import text_calibration
-from headwise.families.load import open_model
-from headwise.families.probe import watching
-from headwise.families.processors import open_tokenizer
+from headwise.checkpoints.load import open_model
+from headwise.data.calibration import text_calibration
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import own_texts
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
-from headwise.families.texts import own_texts
 from headwise.families.weights import read_attention
 from headwise.linalg.ranks import effective_rank, gram_singular_values, numerical_rank, stable_rank
 from headwise.linalg.saturation import jacobian_norms
 from headwise.linalg.spectra import product_spectrum, weighted_spectrum
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import SPECTRAL_TOKENS, inspect
+from headwise.tracing.probe import watching
 
 LAYERS = (0, 10, 20, 29)
 ROWS = 16

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from tests.cli import finished, headwise, start
+from tests.commands import finished, headwise, start
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
 

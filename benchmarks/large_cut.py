@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headwise.families.reduce import reduce_model
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
+from headwise.reduction.reduce import reduce_model
 
 LLAMA_1B = {
     "vocab_size": 128256,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import transformers
 
+from headwise.planning.damage import plan_damage
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
-from headwise.records.damage import plan_damage
-from headwise.records.planning import plan_for
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect
 

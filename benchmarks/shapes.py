@@ -18,7 +18,7 @@ import transformers
 from rich.console import Console
 from rich.progress import Progress
 
-from headwise.compare import HELD_OUT, compare
+from headwise.pipelines.compare import HELD_OUT, compare
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
 from headwise.records.training import Training

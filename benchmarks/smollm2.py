@@ -19,12 +19,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.reopen import cache_bytes
+from headwise.checkpoints.load import open_model
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan, cost_of
+from headwise.reduction.build import build_student
+from headwise.runtime.reopen import cache_bytes
 from headwise.steps.demo import WHEEL, demo_model
 
 PROMPT = "The history of the city begins in the ninth century, when a small settlement on the river"

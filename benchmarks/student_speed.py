@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache
 
-from headwise.families.load import open_model
+from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan, cost_of
+from headwise.reduction.build import build_student
 from headwise.steps.demo import demo_model
 
 REPEATS = 7

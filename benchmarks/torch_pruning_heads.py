@@ -13,9 +13,9 @@ import torch_pruning
 from compress import loss
 from safetensors.torch import load_file
 
-from headwise.families.load import open_model
-from headwise.families.running import cache_per_token
+from headwise.checkpoints.load import open_model
 from headwise.families.sites import sites_of
+from headwise.tracing.speed import cache_per_token
 
 
 def main(source, windows_file, share):

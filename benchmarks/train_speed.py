@@ -20,7 +20,6 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 
-from headwise.families.fresh import fresh_model
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
 from headwise.records.training import Training
@@ -28,6 +27,7 @@ from headwise.steps.design import design
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan
 from headwise.steps.train.windows import rows_of
+from headwise.training.fresh import fresh_model
 from headwise.training.processes import join_processes
 from headwise.training.work import Work
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 from hypothesis import settings
 
-from headwise.families import reopen
-from tests.cli import check_in_a_fork
+from headwise.runtime import reopen
+from tests.commands import check_in_a_fork
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start: two workers with two threads each stall
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from headwise.families.profile_tensors import layer_kinds
+from headwise.checkpoints.profile_tensors import layer_kinds
 from headwise.records import InputError, Plan
 from headwise.records.papers import Findings
 from headwise.records.profile import Profile

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cli import READ_AT_START, finished, headwise, python, start, together
+from tests.commands import READ_AT_START, finished, headwise, python, start, together
 
 
 def test_a_command_has_its_own_arguments_folder_environment_and_input(tmp_path, monkeypatch):

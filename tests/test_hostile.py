@@ -22,11 +22,11 @@ from transformers import ViTImageProcessor
 from transformers.integrations import hub_kernels
 
 from headwise import cli
-from headwise.families import modeling_headwise
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
+from headwise.reduction.build import build_student
+from headwise.runtime import modeling_headwise
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
 
@@ -90,7 +90,7 @@ def place(given, tmp_path, monkeypatch, reopened_here):
     shutil.copy(given / "whole.json", folder / "plan.json")
     (tmp_path / "secret").write_text("{}")
     write_code(tmp_path)
-    monkeypatch.setattr("headwise.compare.tasks.paces", lambda trainings, device: [1000.0] * len(trainings))
+    monkeypatch.setattr("headwise.pipelines.compare.tasks.paces", lambda trainings, device: [1000.0] * len(trainings))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

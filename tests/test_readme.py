@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import headwise  # noqa: F401 - opens its models without trust_remote_code
 from headwise.steps.demo import demo_model
-from tests import cli
+from tests import commands as cli
 from tests.tiny import SMOLLM2, instead_of_smollm2
 
 ROOT = Path(__file__).parent.parent

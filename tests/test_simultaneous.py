@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from headwise.cli import main
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from tests.cli import start
+from headwise.reduction.build import build_student
+from tests.commands import start
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
 
@@ -104,7 +104,7 @@ def results(folder):
 
 @pytest.mark.parametrize("name", ["inspect", "run", "heal", "train", "compare"])
 def test_one_works_and_the_other_says_so(name, given, tmp_path, monkeypatch, capsys, reopened_here):
-    monkeypatch.setattr("headwise.compare.tasks.paces", lambda trainings, device: [1000.0] * len(trainings))
+    monkeypatch.setattr("headwise.pipelines.compare.tasks.paces", lambda trainings, device: [1000.0] * len(trainings))
     command, lock = commands(given)[name], tmp_path / ".out.lock"
     with start(*command, "-o", tmp_path / "out") as first:
         wait_for(lock, first)

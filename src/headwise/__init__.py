@@ -7,22 +7,22 @@ Importing headwise is cheap (no torch) and makes ``AutoModel...from_pretrained``
 from importlib import import_module
 from typing import Any
 
-from headwise import registration
 from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores, cost_of
+from headwise.runtime import registration
 
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
-    "build_student": "headwise.families.student",
+    "build_student": "headwise.reduction.build",
     "evaluate": "headwise.steps.evaluate",
-    "fresh_model": "headwise.families.fresh",
-    "open_model": "headwise.families.load",
-    "open_shape": "headwise.families.load",
+    "fresh_model": "headwise.training.fresh",
+    "open_model": "headwise.checkpoints.load",
+    "open_shape": "headwise.checkpoints.load",
     "read_attention": "headwise.families.weights",
-    "save_student": "headwise.families.save",
+    "save_student": "headwise.checkpoints.save",
     "shape_of": "headwise.families.shapes",
     "sites_of": "headwise.families.sites",
-    "watching": "headwise.families.probe",
+    "watching": "headwise.tracing.probe",
     "write_attention": "headwise.families.weights",
 }
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.families.example import example_inputs
-from headwise.families.load import empty_model
-from headwise.families.reopen import cache_bytes
-from headwise.families.save import predicted_cache
+from headwise.checkpoints.load import empty_model
+from headwise.checkpoints.save import predicted_cache
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.records import cost_of
+from headwise.runtime.reopen import cache_bytes
+from headwise.tracing.example import example_inputs
 from tests.tiny import DECODERS, LATENT_MODELS, MODELS, tiny
 
 CACHING = (*DECODERS, *LATENT_MODELS)

@@ -10,12 +10,12 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from headwise.families.example import example_inputs
-from headwise.families.probe import watching
-from headwise.families.save import save_student
+from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student, settle_plan
 from headwise.records import InputError, LayerPlan, Plan, cost_of
+from headwise.reduction.build import build_student, settle_plan
+from headwise.tracing.example import example_inputs
+from headwise.tracing.probe import watching
 from tests.tiny import MODELS, tiny
 
 

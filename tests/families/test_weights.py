@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from headwise.families.example import example_inputs
-from headwise.families.probe import watching
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
-from headwise.families.student import build_student
 from headwise.families.weights import read_attention, write_attention
 from headwise.records import LayerPlan, Plan
+from headwise.reduction.build import build_student
+from headwise.tracing.example import example_inputs
+from headwise.tracing.probe import watching
 from tests.tiny import DECODERS, LATENT_MODELS, MODELS, REDUCIBLE, tiny
 
 

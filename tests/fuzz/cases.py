@@ -175,7 +175,7 @@ def _check_output(folder: Path, command: Command) -> None:
     """Raise where something was written that does not open; runs in the child, which has everything imported."""
     import json
 
-    from headwise.families.load import open_model
+    from headwise.checkpoints.load import open_model
     from headwise.records.plan import Plan
     from headwise.records.profile import Profile
     from headwise.records.scores import Scores

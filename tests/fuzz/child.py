@@ -47,10 +47,10 @@ def preload() -> None:
     for name in (*names, "AutoTokenizer", "AutoImageProcessor", "ViTImageProcessor", "PreTrainedTokenizerFast"):
         getattr(transformers, name)
     import headwise.cli
-    import headwise.compare
-    import headwise.papers.grid
+    import headwise.papers.kit.grid
+    import headwise.pipelines.compare
+    import headwise.pipelines.run
     import headwise.report.page.papers
-    import headwise.run
     import headwise.steps.evaluate
     import headwise.steps.heal
     import headwise.steps.search
@@ -161,7 +161,7 @@ def reopen_here() -> None:
 
     import transformers.dynamic_module_utils as modules
 
-    from headwise.families import reopen
+    from headwise.runtime import reopen
 
     run = subprocess.run
 
@@ -178,13 +178,13 @@ def reopen_here() -> None:
 
 def one_by_one() -> None:
     """Experiments of the papers run in this process."""
-    from headwise.papers import grid
+    from headwise.papers.kit import grid
 
     grid._on_cores = lambda jobs: (grid.measure(job) for job in jobs)
 
 
 def steady_pace() -> None:
     """Shapes of a comparison are not timed: they are all as fast."""
-    from headwise.compare import tasks
+    from headwise.pipelines.compare import tasks
 
     tasks.paces = lambda trainings, device: [1000.0] * len(trainings)

@@ -3,8 +3,8 @@
 import pytest
 
 from headwise.papers.catalogue import module_of
-from headwise.papers.noise import margin
-from headwise.papers.point import Point
+from headwise.papers.kit.noise import margin
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN
 
 

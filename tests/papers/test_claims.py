@@ -6,7 +6,7 @@ import pytest
 
 from headwise.papers.allocation import real
 from headwise.papers.catalogue import PAPERS, SIZES, find, module_of
-from headwise.papers.grid import measure, run_grids
+from headwise.papers.kit.grid import measure, run_grids
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, UNREACHED, Findings, Outcome
 from tests.papers.test_results import RESULTS
 from tests.tiny import instead_of_smollm2
@@ -69,7 +69,7 @@ def test_a_few_steps_of_every_experiment_are_checked_and_drawn(names, tmp_path, 
         for settings in module.Settings.grid("quick", None)
     ]
     monkeypatch.setattr(module.Settings, "grid", lambda size, seeds: grid)
-    monkeypatch.setattr("headwise.papers.grid._on_cores", lambda jobs: map(measure, jobs))
+    monkeypatch.setattr("headwise.papers.kit.grid._on_cores", lambda jobs: map(measure, jobs))
     monkeypatch.setattr(real, "demo_model", lambda: instead_of_smollm2(tmp_path, head_dim=16))
     (found,) = run_grids([names], tmp_path, size="quick", progress=silent)
     claims = {claim.name for claim in PAPERS[paper].claims if claim.experiment == experiment}

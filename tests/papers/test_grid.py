@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headwise.files.errors import InputError
 from headwise.papers.catalogue import PAPERS, SIZES, find, module_of
-from headwise.papers.grid import Job, measure, run_grids
-from headwise.records.errors import InputError
+from headwise.papers.kit.grid import Job, measure, run_grids
 from headwise.records.papers import Findings, Outcome, outcome_path
 from headwise.report.page.papers import render_papers
 from headwise.report.papers import markdown, rows
-from tests.cli import headwise, start
+from tests.commands import headwise, start
 
 ALL = find("all")
 EXACT = [("allocation", "bound"), ("depth", "parameters")]
@@ -52,7 +52,7 @@ def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
             ran.append(job)
             yield measure(job)
 
-    monkeypatch.setattr("headwise.papers.grid._on_cores", one_by_one)
+    monkeypatch.setattr("headwise.papers.kit.grid._on_cores", one_by_one)
     generator = one_by_one(Job.all("depth", "gaussian", _gaussian()[:3]))
     for outcome in generator:
         outcome.save(tmp_path)
@@ -147,7 +147,7 @@ def test_what_one_experiment_lacks_stops_no_other(tmp_path, monkeypatch):
     def lacking(settings):
         raise InputError("No data here.")
 
-    monkeypatch.setattr("headwise.papers.grid._on_cores", one_by_one)
+    monkeypatch.setattr("headwise.papers.kit.grid._on_cores", one_by_one)
     monkeypatch.setattr(module_of("allocation", "bound"), "run", lacking)
     with pytest.raises(InputError, match="No data here"):
         run_grids(EXACT, tmp_path, size="quick", progress=silent)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwise.papers.catalogue import PAPERS, module_of
-from headwise.papers.grid import Job, run_grids
+from headwise.papers.kit.grid import Job, run_grids
 from headwise.records.papers import Findings
 
 RESULTS = Path(__file__).parents[2] / "results" / "papers"

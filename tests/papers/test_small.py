@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.papers import cifar
+from headwise.files.errors import InputError
 from headwise.papers.allocation.narrow import factors, narrowed, with_constant
-from headwise.papers.data import chapters, characters, patches
 from headwise.papers.depth.listops import CLOSE, _value, listops
 from headwise.papers.heads import images, text
 from headwise.papers.heads.lookups import LookUpModels, Shape, Task
-from headwise.papers.small import Attention, Heads, Small, uniform
-from headwise.papers.small import Shape as SmallShape
-from headwise.records.errors import InputError
+from headwise.papers.kit import cifar
+from headwise.papers.kit.data import chapters, characters, patches
+from headwise.papers.kit.small import Attention, Heads, Small, uniform
+from headwise.papers.kit.small import Shape as SmallShape
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
-from headwise.records.planning import plan_for
 from headwise.records.profile import QUANTITIES, Profile
 from headwise.report.page import render, write_page
 from headwise.report.page.budgets import budget_tables

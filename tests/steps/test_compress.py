@@ -7,17 +7,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from headwise.families import refit
-from headwise.families.load import open_model
-from headwise.families.own_loss import measure_distance
-from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
-from headwise.families.tensor_files import open_tensors, write_tensors
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profile_tensors import HELD_OUT, profiled_batches
+from headwise.checkpoints.tensor_files import open_tensors, write_tensors
+from headwise.files.errors import InputError
 from headwise.records.budget import Budget
-from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
+from headwise.reduction.reduce import reduce_model
+from headwise.reduction.widths import refit
 from headwise.steps.compress import compress, read_pieces
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
+from headwise.tracing.fisher import measure_distance
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

@@ -13,10 +13,10 @@ from torch.nn.functional import cosine_similarity, log_softmax
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaForSequenceClassification, LlamaModel
 
 from headwise import LayerPlan, Plan, Scores, build_student, cli, cost_of, evaluate, open_model, shape_of
-from headwise.families import running
-from headwise.families.calibration import evaluation_windows
-from headwise.families.processors import open_tokenizer
-from headwise.families.texts import Text
+from headwise.data.calibration import evaluation_windows
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import Text
+from headwise.tracing import speed as running
 from tests.tiny import DECODERS, LATENT_MODELS, tiny
 from tests.tokens import save_tokenizer
 

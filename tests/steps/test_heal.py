@@ -12,9 +12,9 @@ from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertModel
 
-from headwise.families.load import open_model
+from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
-from headwise.records.errors import Failed, InputError
+from headwise.files.errors import Failed, InputError
 from headwise.records.healing import Healing
 from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
@@ -23,7 +23,7 @@ from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import read_windows
 from headwise.training.loop import fit
 from headwise.training.work import Work
-from tests.cli import headwise, start, together
+from tests.commands import headwise, start, together
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

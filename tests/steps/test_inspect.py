@@ -11,20 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headwise.families.calibration import text_calibration
-from headwise.families.load import open_model
-from headwise.families.probe import watching
-from headwise.families.processors import open_tokenizer
+from headwise.checkpoints.load import open_model
+from headwise.data.calibration import text_calibration
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import Text
 from headwise.families.shapes import shape_of
-from headwise.families.texts import Text
+from headwise.files.errors import InputError
 from headwise.records.budget import Budget
-from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, Profile
 from headwise.steps.inspect import collect, inspect
 from headwise.steps.inspect.work import FILE
 from headwise.steps.plan import make_plan
-from tests.cli import headwise, start
+from headwise.tracing.probe import watching
+from tests.commands import headwise, start
 from tests.tiny import MODELS, tiny
 from tests.tokens import save_tokenizer
 
@@ -159,8 +159,8 @@ def test_against_brute_force(name, tmp_path):
 
 def test_a_student_with_removed_and_narrow_layers(tmp_path, capsys):
     """inspect, plan and the page take what compress gives out."""
-    from headwise.families.student import build_student
     from headwise.records.plan import LayerPlan
+    from headwise.reduction.build import build_student
     from headwise.report.plans import print_plan
     from headwise.report.profiles import print_profile
 

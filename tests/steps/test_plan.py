@@ -8,20 +8,20 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from headwise.checkpoints.load import open_model
 from headwise.cli import app
-from headwise.families.load import open_model
-from headwise.families.measured import kept_directions
 from headwise.families.shapes import shape_of
-from headwise.families.student import build_student
-from headwise.records.allocation import choose
+from headwise.files.errors import InputError
+from headwise.planning.damage import layer_damage
+from headwise.planning.knapsack import choose
+from headwise.planning.options import keep, offers_of
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
-from headwise.records.damage import layer_damage
-from headwise.records.errors import InputError
-from headwise.records.offers import keep, offers_of
 from headwise.records.plan import LayerPlan, Plan
-from headwise.records.planning import plan_for
 from headwise.records.profile import Check, Profile
+from headwise.reduction.build import build_student
+from headwise.reduction.widths.directions import kept_directions
 from headwise.report.plans import print_plan
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan, read_budget, read_layers

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.steps import search
 from headwise.steps.inspect import inspect
 from headwise.steps.search import plan_within, read_bound
@@ -38,9 +38,9 @@ def test_a_looser_bound_gives_a_smaller_model(name, given, tmp_path):
 
 
 def test_nothing_that_was_calibrated_on_is_measured_on(tmp_path):
-    from headwise.families.processors import open_tokenizer
-    from headwise.families.reduce import profiled_batches
-    from headwise.families.texts import read_texts
+    from headwise.checkpoints.profile_tensors import profiled_batches
+    from headwise.data.processors import open_tokenizer
+    from headwise.data.texts import read_texts
     from headwise.steps.search import open_model, open_profile
 
     run, texts = run_folder("llama", tmp_path)

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer
 
 import headwise.steps.train
+from headwise.checkpoints.load import open_model
 from headwise.cli import app, main
-from headwise.families.load import open_model
+from headwise.data.vocabulary import END
 from headwise.families.shapes import shape_of
-from headwise.families.vocabulary import END
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.compress import compress
@@ -29,7 +29,7 @@ from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import paces
 from headwise.training.processes import join_processes
 from headwise.training.work import Work
-from tests import cli
+from tests import commands as cli
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_heal import weights
 from tests.tokens import save_tokenizer

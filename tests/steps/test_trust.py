@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from headwise.checkpoints.fingerprint import fingerprint
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profiled import PROFILE, TENSORS
+from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.cli import main
-from headwise.families.fingerprint import fingerprint
-from headwise.families.load import open_model
-from headwise.families.profiled import PROFILE, TENSORS
-from headwise.families.tensor_files import open_tensors, write_tensors
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Text
 from headwise.records.budget import Budget
-from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.training import Training

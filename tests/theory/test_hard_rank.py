@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.theory.hard_rank import (
     expected_causal_hard_rank,
     expected_hard_rank,

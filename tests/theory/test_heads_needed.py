@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.theory.heads_needed import (
     first_meaningful_length,
     heads_needed,

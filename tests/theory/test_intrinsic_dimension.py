@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.theory.intrinsic_dimension import (
     ScalingLaw,
     estimate_intrinsic_dimension,

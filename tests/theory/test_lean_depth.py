@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.theory.lean_depth import Stack, lean
 
 VIT_B = Stack(layers=12, width=768, heads=12, head_dim=64, mlp=3072)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.theory.tradeoff import (
     _options,
     allocate,

@@ -10,10 +10,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from headwise.records.errors import Failed
+from headwise.files.errors import Failed
 from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
 from headwise.training.work import METRICS, Work
-from tests.cli import python, together
+from tests.commands import python, together
 
 
 def test_the_rate_warms_up_and_cools_down():

@@ -7,8 +7,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from headwise.families.tensor_files import open_tensors, read_tensors, write_tensors
-from headwise.records.errors import InputError
+from headwise.checkpoints.tensor_files import open_tensors, read_tensors, write_tensors
+from headwise.files.errors import InputError
 from headwise.training.loop import fit
 from headwise.training.processes import NARROW, half_suits, in_half, join_processes
 from headwise.training.work import METRICS, Work

@@ -10,9 +10,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.family import Family, Stack
 from headwise.families.known import family_of
-from headwise.families.modeling_headwise import HeadwiseConfig, NoAttention, ReducedAttention
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.records.shape import Cache
+from headwise.runtime.modeling_headwise import HeadwiseConfig, NoAttention, ReducedAttention
 
 HEAD_WIDTH = ("head_dim", "head_size", "attention_head_size")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.families.sites import Site, is_transposed, matrix
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.records.papers import Claim
 
 SIZES = ("quick", "full")

@@ -1,7 +1,7 @@
 """Plain data: shapes, plans, exact cost arithmetic. Standard library only."""
 
+from headwise.files.errors import InputError
 from headwise.records.cost import Cost, LayerCost, cost_of
-from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.scores import ModelScores, Scores
 from headwise.records.shape import Latent, LayerShape, ModelShape

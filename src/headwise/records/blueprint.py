@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from headwise.records.errors import InputError
-from headwise.records.reading import Reader
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader
 from headwise.records.shape import LayerShape, ModelShape
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from headwise.files.errors import BudgetError, InputError
 from headwise.records.cost import DTYPE_BYTES, cost_of
-from headwise.records.errors import BudgetError, InputError
 from headwise.records.shape import LayerShape, ModelShape
 
 Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit"]

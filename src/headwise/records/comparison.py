@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from headwise.records.files import write_record
-from headwise.records.reading import Reader
+from headwise.files.reading import Reader
+from headwise.files.writing import write_record
 
 KIND, VERSION = "comparison", 1
 EQUAL = 0.02  # parameters may differ by so much of the first shape's

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.records.shape import LayerShape, ModelShape
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Images, Text, builds_of
 from headwise.records.cost import Cost, cost_of
-from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.shape import ModelShape
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headwise.records.errors import InputError
-from headwise.records.reading import read_lines
+from headwise.files.errors import InputError
+from headwise.files.reading import read_lines
 from headwise.records.training import Precision
 
 Stage = Literal["local", "global", "both"]

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headwise.records.errors import InputError
-from headwise.records.files import write_record
-from headwise.records.reading import Reader, read_record
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader, read_record
+from headwise.files.writing import write_record
 
 OUTCOME, FINDINGS, VERSION = "paper-outcome", "paper-findings", 1
 HELD, CONDITIONAL, FAILED = "held", "held under conditions", "not held"

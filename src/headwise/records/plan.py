@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader, read_record
+from headwise.files.writing import record_text, write_text
 from headwise.records.blueprint import Blueprint
-from headwise.records.errors import InputError
-from headwise.records.files import record_text, write_text
-from headwise.records.reading import Reader, read_record
 from headwise.records.shape import LayerShape, ModelShape, Norm
 
 KIND = "plan"

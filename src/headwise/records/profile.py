@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headwise.records.errors import InputError
-from headwise.records.files import write_record
-from headwise.records.reading import LARGEST, Reader, read_record
+from headwise.files.errors import InputError
+from headwise.files.reading import LARGEST, Reader, read_record
+from headwise.files.writing import write_record
 from headwise.records.shape import LayerShape, ModelShape
 
 KIND = "profile"

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headwise.records.files import record_text, write_record
-from headwise.records.reading import Reader, read_record
+from headwise.files.reading import Reader, read_record
+from headwise.files.writing import record_text, write_record
 
 KIND = "scores"
 VERSION = 1

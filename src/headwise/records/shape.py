@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from headwise.records.errors import InputError
-from headwise.records.reading import Reader
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader
 
 if TYPE_CHECKING:
     from headwise.records.plan import LayerPlan, Plan

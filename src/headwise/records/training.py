@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 CURVE = "training.jsonl"  # beside a trained model: how it went, line by line
 SLOWEST = 3e-5

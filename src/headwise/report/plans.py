@@ -8,8 +8,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from headwise.planning.damage import layer_damage
 from headwise.records.budget import WORDS
-from headwise.records.damage import layer_damage
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape

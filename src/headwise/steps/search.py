@@ -12,24 +12,24 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Batch, evaluation_windows
-from headwise.families.fingerprint import fingerprint
-from headwise.families.load import open_model
-from headwise.families.own_loss import measure_distance
-from headwise.families.processors import open_tokenizer
-from headwise.families.profile_tensors import check_profile_inputs
-from headwise.families.profiled import check_measured, open_profile
-from headwise.families.reduce import HELD_OUT, profiled_batches, reduce_model
-from headwise.families.scoring import predicts_next, text_losses
+from headwise.checkpoints.fingerprint import fingerprint
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profile_tensors import HELD_OUT, check_profile_inputs, profiled_batches
+from headwise.checkpoints.profiled import check_measured, open_profile
+from headwise.data.calibration import Batch, evaluation_windows
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import Text, read_texts
+from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
-from headwise.families.texts import Text, read_texts
-from headwise.families.windows import has_chat
+from headwise.files.errors import BudgetError, InputError
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
-from headwise.records.errors import BudgetError, InputError
 from headwise.records.plan import Plan
-from headwise.records.planning import plan_for
 from headwise.records.profile import Profile
 from headwise.records.text import TextFormat
+from headwise.reduction.reduce import reduce_model
+from headwise.tracing.fisher import measure_distance
+from headwise.tracing.scoring import predicts_next, text_losses
 
 STEPS = 64  # the share is found to 1/64
 TOKENS, MOST_TOKENS = 4096, 65_536  # to measure on; to choose them from

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 LIMIT = 1 - 1 / math.e
 NODES = 64

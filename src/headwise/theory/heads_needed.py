@@ -11,7 +11,7 @@ error eps takes. `headwise.theory.constructions` has the models behind the upper
 import math
 from dataclasses import dataclass
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 TOKENS_PER_SQUARE = 50
 WIDTH_OF_A_LOOKUP = 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 FEWEST_LENGTHS = 2
 

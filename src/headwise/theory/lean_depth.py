@@ -15,7 +15,7 @@ by itself (arXiv 2512.01059): compare at equal weights.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 Kept = Literal["width", "head_dim"]
 

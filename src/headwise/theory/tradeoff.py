@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 SELECTION = 1.3
 SELECTION_GROWTH = 0.02

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 if find_spec("accelerate") is None:
     raise InputError('Training needs Accelerate: pip install "headwise[train]".')

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from headwise.records.errors import Failed
+from headwise.files.errors import Failed
 from headwise.training.work import Work
 
 STAGE = "global"

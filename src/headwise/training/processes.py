@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.records.training import Precision
 
 NARROW = 256  # models of less width lose as much by converting numbers as half precision gains on a processor

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.families.tensor_files import read_tensors, write_tensors
-from headwise.records.errors import InputError
-from headwise.records.files import write_text
-from headwise.records.reading import parse_json
+from headwise.checkpoints.tensor_files import read_tensors, write_tensors
+from headwise.files.errors import InputError
+from headwise.files.reading import parse_json
+from headwise.files.writing import write_text
 
 KEPT = 2  # checkpoints: should the last be lost, there is one before
 METRICS, BEST = "metrics.jsonl", "best"

@@ -17,7 +17,7 @@ from headwise.families.known import (
     vit,
     whisper,
 )
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.linalg.saturation import jacobian_norms
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.jacobian import gaussian_peak, jacobian_length_bound
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.linalg.joint import joint_truncate
 from headwise.linalg.spectra import moment_root, product_spectrum
-from headwise.papers.small import Attention, Small
+from headwise.papers.kit.small import Attention, Small
 
 Start = Literal["svd", "weighted"]
 

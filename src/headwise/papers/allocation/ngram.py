@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.papers.point import Point
-from headwise.papers.small import Heads, Positions, Shape, Small
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads, Positions, Shape, Small
+from headwise.papers.kit.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 from headwise.theory.tradeoff import split_heads
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.records.profile import LayerProfile, rounded
 from headwise.steps.demo import demo_model

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from headwise.papers.language import Reading, language_model, validation_loss
-from headwise.papers.noise import paired_margin
-from headwise.papers.point import Point
-from headwise.papers.small import Heads, Shape, parameters
+from headwise.papers.kit.language import Reading, language_model, validation_loss
+from headwise.papers.kit.noise import paired_margin
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads, Shape, parameters
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 
 RECIPE = 2

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.papers.allocation.ngram import SOLVED, TOKEN_DIM, Grams, as_good, ruled_by
-from headwise.papers.point import Point
-from headwise.papers.small import Heads, Shape, Small
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads, Shape, Small
+from headwise.papers.kit.training import fit, seeded
 from headwise.records.papers import FAILED, Chart, Line, Verdict
 from headwise.theory.tradeoff import split_heads
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from headwise.linalg.saturation import jacobian_norms
 from headwise.papers.allocation.narrow import Start, cut, energies, narrowed, with_constant
-from headwise.papers.data import characters, windows
-from headwise.papers.language import Reading, held_out, language_model, teach, validation_loss
-from headwise.papers.point import Point
-from headwise.papers.small import Attention, Shape, Small, uniform
+from headwise.papers.kit.data import characters, windows
+from headwise.papers.kit.language import Reading, held_out, language_model, teach, validation_loss
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Attention, Shape, Small, uniform
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 
 HEADS, V_DIM = 4, 32

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.conditioning import gaussian_condition, worst_head_count
 

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.linalg.ranks import gram_singular_values
-from headwise.papers.cifar import cifar10
-from headwise.papers.data import SYMBOLS, Labelled, batches, digits, patches
 from headwise.papers.depth.listops import WORDS, listops
-from headwise.papers.language import Reading, held_out, teach, validation_loss
-from headwise.papers.noise import margin
-from headwise.papers.point import Point
-from headwise.papers.small import Classifier, Positions, Shape, Small, parameters, uniform
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.cifar import cifar10
+from headwise.papers.kit.data import SYMBOLS, Labelled, batches, digits, patches
+from headwise.papers.kit.language import Reading, held_out, teach, validation_loss
+from headwise.papers.kit.noise import margin
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Classifier, Positions, Shape, Small, parameters, uniform
+from headwise.papers.kit.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.lean_depth import Stack, lean
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from headwise.papers.data import Labelled
+from headwise.papers.kit.data import Labelled
 
 OPERATORS = ("MAX", "MIN", "MED", "SM")
 CLOSE, PAD = 14, 15

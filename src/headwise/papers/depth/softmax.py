@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 
 TOKENS, WIDTH, HEAD_DIM = 197, 768, 64

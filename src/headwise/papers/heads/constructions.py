@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, UNREACHED, Chart, Line, Verdict
 from headwise.theory.constructions import (
     Array,

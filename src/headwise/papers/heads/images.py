@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from headwise.papers.cifar import cifar10
-from headwise.papers.data import Labelled, batches, digits, patches
-from headwise.papers.noise import margin
-from headwise.papers.point import Point
-from headwise.papers.small import Classifier, Heads, Shape, parameters
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.cifar import cifar10
+from headwise.papers.kit.data import Labelled, batches, digits, patches
+from headwise.papers.kit.noise import margin
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Classifier, Heads, Shape, parameters
+from headwise.papers.kit.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.intrinsic_dimension import reversal_score
 

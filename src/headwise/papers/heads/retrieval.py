@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.papers.heads.lookups import LookUpModels, Shape, Task, train
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 from headwise.theory.heads_needed import heads_needed
 from headwise.theory.intrinsic_dimension import estimate_intrinsic_dimension

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.papers.data import passages
 from headwise.papers.heads.images import confounded
-from headwise.papers.point import Point
-from headwise.papers.small import Heads, Shape, Small, parameters
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.data import passages
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads, Shape, Small, parameters
+from headwise.papers.kit.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.intrinsic_dimension import fit_scaling_law
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.papers.heads.lookups import LookUpModels, Shape, Task, train
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 
 LOOK_UPS, HEAD_DIM = 4, 8

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.linalg.ranks import gram_singular_values, hard_rank, numerical_rank
-from headwise.papers.data import SYMBOLS, Labelled, batches, chapters, digits
-from headwise.papers.small import Classifier, Heads, Shape
-from headwise.papers.training import fit, seeded
+from headwise.papers.kit.data import SYMBOLS, Labelled, batches, chapters, digits
+from headwise.papers.kit.small import Classifier, Heads, Shape
+from headwise.papers.kit.training import fit, seeded
 
 WIDTH, HEADS, BATCH = 48, 2, 64
 LABELS, LENGTH = 8, 64

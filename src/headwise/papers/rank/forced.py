@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.papers.language import next_loss
-from headwise.papers.noise import margin
-from headwise.papers.point import Point
+from headwise.papers.kit.language import next_loss
+from headwise.papers.kit.noise import margin
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads, Shape, Small
+from headwise.papers.kit.training import fit, seeded
 from headwise.papers.rank.classify import BATCH, HEADS, WIDTH, train_classifier
-from headwise.papers.small import Heads, Shape, Small
-from headwise.papers.training import fit, seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 
 V_DIM = 24

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from headwise.linalg.ranks import gram_singular_values, hard_rank, numerical_rank
-from headwise.papers.data import SYMBOLS
-from headwise.papers.language import Reading, held_out, teach, validation_loss
-from headwise.papers.point import Point
-from headwise.papers.training import seeded
+from headwise.papers.kit.data import SYMBOLS
+from headwise.papers.kit.language import Reading, held_out, teach, validation_loss
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.training import seeded
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, Chart, Line, Verdict
 
 WIDTH, LAYERS, HEADS, ROTARY = 64, 2, 4, 8

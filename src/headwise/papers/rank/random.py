@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.linalg.ranks import hard_rank, numerical_rank
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.hard_rank import (
     LIMIT,

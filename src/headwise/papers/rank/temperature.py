@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headwise.linalg.ranks import hard_rank
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.hard_rank import LIMIT, softmax_rank_tolerance
 

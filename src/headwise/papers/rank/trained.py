@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from headwise.papers.point import Point
+from headwise.papers.kit.point import Point
+from headwise.papers.kit.small import Heads
 from headwise.papers.rank.classify import HEADS, train_classifier
-from headwise.papers.small import Heads
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.theory.hard_rank import LIMIT
 

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headwise.records.files import write_text
+from headwise.files.writing import write_text
 from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, LayerProfile, Profile
 from headwise.records.scores import Scores

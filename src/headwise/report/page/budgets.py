@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.records.allocation import Option, choose, least
+from headwise.planning.damage import expected
+from headwise.planning.knapsack import Option, choose, least
+from headwise.planning.options import offers_of
 from headwise.records.budget import Budget, natural_budget
-from headwise.records.damage import expected
-from headwise.records.offers import offers_of
 from headwise.records.profile import Profile
 
 STEPS = range(8, 41)  # of a fortieth of the whole each

@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
+from headwise.files.writing import write_text
 from headwise.records.comparison import READINGS, Comparison, Reading
-from headwise.records.files import write_text
 from headwise.report.comparisons import COLUMNS, HINT, caption, rows
 from headwise.report.page.template import filled, table
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from headwise.files.writing import write_text
 from headwise.records.blueprint import Text
 from headwise.records.design import Candidate, Design, Request
-from headwise.records.files import write_text
 from headwise.records.plan import LayerPlan
 from headwise.report.costs import count, size
 from headwise.report.designs import COLUMNS, HINT, reasons, rows

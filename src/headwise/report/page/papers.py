@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from headwise.records.files import write_text
+from headwise.files.writing import write_text
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN, UNREACHED, Chart, Findings, Line
 from headwise.report.page.template import filled
 from headwise.report.papers import HEADER, Row, cells, duration

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from headwise.files.errors import InputError
 from headwise.records.blueprint import BUILDABLE, Images, Text
 from headwise.records.cost import cost_of
 from headwise.records.design import DTYPE, Candidate, Design, Request
-from headwise.records.errors import InputError
 from headwise.records.plan import Plan
 from headwise.steps.design.drafts import Draft, finished
 from headwise.steps.design.evidence import measured, recommend

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Blueprint
 from headwise.records.cost import DTYPE_BYTES
 from headwise.records.design import DTYPE, Request
-from headwise.records.errors import InputError
 from headwise.records.plan import LayerPlan, Plan
 from headwise.theory.tradeoff import HeadGroup
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Images
 from headwise.records.design import Request
-from headwise.records.errors import InputError
 from headwise.steps.design.drafts import Draft
 from headwise.steps.design.predict import condition, missing_heads, rank_share, token_dim, tradeoff
 from headwise.steps.design.usual import deep_thin_draft, grouped, head_dims

@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headwise.files.errors import InputError
 from headwise.records.blueprint import BUILDABLE, Blueprint, Text
 from headwise.records.cost import DTYPE_BYTES
 from headwise.records.design import DTYPE, Request
-from headwise.records.errors import InputError
 from headwise.steps.design.drafts import Draft
 from headwise.theory.tradeoff import HeadGroup
 

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from headwise.families.checkpointing import checkpointed
-from headwise.families.fingerprint import files_fingerprint, fingerprint
-from headwise.families.fitness import check_settings
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.save import save_student
-from headwise.families.scoring import predicts_next
+from headwise.checkpoints.fingerprint import files_fingerprint, fingerprint
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.save import save_student
+from headwise.data.fitness import check_settings
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.families.sites import has_one_stack
-from headwise.families.trainable import make_trainable
-from headwise.records.errors import InputError
-from headwise.records.files import check_free
+from headwise.files.errors import InputError
+from headwise.files.locks import locking
+from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, Healing
-from headwise.records.locks import locking
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.text import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
+from headwise.tracing.gradient_checkpointing import checkpointed
+from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
 from headwise.training.processes import in_half, join_processes
+from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
 if TYPE_CHECKING:

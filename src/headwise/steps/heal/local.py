@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.blocks import Stream
 from headwise.families.sites import Site, sites_of
-from headwise.records.errors import Failed
+from headwise.files.errors import Failed
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
+from headwise.tracing.stream import Stream
 from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
 from headwise.training.work import Work
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from headwise.families.own_loss import main_output
-from headwise.families.scoring import predicts_next
 from headwise.families.sites import sites_of
 from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likely, most_likely, perplexity
 from headwise.records.healing import Healing
+from headwise.tracing.fisher import main_output
+from headwise.tracing.scoring import predicts_next
 
 REMEMBERED, JUDGED = 128, 1024  # classes kept of a row of logits: on disk for later rounds, in memory to judge by
 IGNORED = -100

@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import (
+from headwise.data.calibration import (
     Batch,
     Calibration,
     check_reads_text,
     evaluation_windows,
     file_calibration,
 )
-from headwise.families.processors import open_tokenizer
-from headwise.families.scoring import predicts_next
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import read_texts
+from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
-from headwise.families.texts import read_texts
-from headwise.families.windows import has_chat
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 from headwise.records.healing import Healing
 from headwise.records.text import TextFormat
+from headwise.tracing.scoring import predicts_next
 from headwise.training.order import shuffled
 
 MOST_HELD_OUT = 0.1  # of all windows

@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from headwise import __version__
-from headwise.families.calibration import Calibration, check_reads_text, file_calibration, text_calibration
-from headwise.families.fingerprint import files_fingerprint, fingerprint, located
-from headwise.families.load import open_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.profile_tensors import check_profile_tensors
-from headwise.families.reduce import HELD_OUT, INPUTS, batch_tensors
+from headwise.checkpoints.fingerprint import files_fingerprint, fingerprint, located
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, batch_tensors, check_profile_tensors
+from headwise.checkpoints.tensor_files import write_tensors
+from headwise.data.calibration import Calibration, check_reads_text, file_calibration, text_calibration
+from headwise.data.processors import open_tokenizer
+from headwise.data.texts import read_texts
+from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
-from headwise.families.tensor_files import write_tensors
-from headwise.families.texts import read_texts
-from headwise.families.windows import has_chat
+from headwise.files.errors import InputError
+from headwise.files.locks import locking
+from headwise.files.writing import check_writable
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
-from headwise.records.errors import InputError
-from headwise.records.files import check_writable
-from headwise.records.locks import locking
 from headwise.records.profile import Profile
 from headwise.records.text import TextFormat
 from headwise.report.page import write_page

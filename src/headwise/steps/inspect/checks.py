@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Batch
-from headwise.families.own_loss import measure_distance
-from headwise.families.reduce import reduce_model
+from headwise.data.calibration import Batch
+from headwise.files.errors import InputError
+from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
-from headwise.records.errors import InputError
-from headwise.records.planning import plan_for
 from headwise.records.profile import Check, Profile, rounded
+from headwise.reduction.reduce import reduce_model
+from headwise.tracing.fisher import measure_distance
 
 SHARES = (0.75, 0.5)  # each takes a refit, as long as a few passes over the text
 Progress = Callable[[int, int, str], None]

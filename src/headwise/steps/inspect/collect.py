@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.families.calibration import Batch
-from headwise.families.checkpointing import checkpointed, frozen, tracked
-from headwise.families.forward import forward
+from headwise.data.calibration import Batch
 from headwise.families.layout import layout_of
-from headwise.families.own_loss import backward_from_own_output
-from headwise.families.probe import watching
 from headwise.families.sites import Site, sites_of
 from headwise.families.weights import read_attention
+from headwise.files.errors import InputError
 from headwise.linalg.attention import Attention
 from headwise.linalg.coordinates import Units, key_units
 from headwise.linalg.maps import add_conditioning, add_maps, add_overlap, sample_rows
 from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value_gradients
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
-from headwise.records.errors import InputError
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.tracing.fisher import backward_from_own_output
+from headwise.tracing.forward import forward
+from headwise.tracing.gradient_checkpointing import checkpointed, frozen, tracked
+from headwise.tracing.probe import watching
 
 CUTS = (0.25, 0.5, 0.75)
 CUT_ROWS = 64

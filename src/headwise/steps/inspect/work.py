@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from headwise.families.tensor_files import read_tensors, write_tensors
+from headwise.checkpoints.tensor_files import read_tensors, write_tensors
 
 FILE = "unfinished.safetensors"
 SECONDS_BETWEEN = 15.0

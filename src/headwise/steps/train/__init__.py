@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from headwise.families.fresh import fresh_model
-from headwise.families.processors import open_tokenizer
-from headwise.families.save import save_student
-from headwise.records.files import check_free
-from headwise.records.locks import locking
+from headwise.checkpoints.save import save_student
+from headwise.data.processors import open_tokenizer
+from headwise.files.locks import locking
+from headwise.files.writing import check_free
 from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
 from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
+from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
 from headwise.training.processes import first_then_all, in_half, join_processes
 from headwise.training.work import Work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headwise.records.errors import InputError
+from headwise.files.errors import InputError
 
 MOST_HELD_OUT = 0.1  # of all rows
 Progress = Callable[[int, int, str], None]

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import torch
 
-from headwise.families.fresh import fresh_model
 from headwise.records.plan import Plan
 from headwise.steps.train.fitting import Task
+from headwise.training.fresh import fresh_model
 from headwise.training.loop import learning, optimizer_of, set_rate
 
 ROUNDS = 7

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwise.families.arrays import read_arrays
+from headwise.data.arrays import read_arrays
+from headwise.files.errors import InputError
 from headwise.records.blueprint import Images
-from headwise.records.errors import InputError
 from headwise.records.training import Training
 from headwise.steps.train.examples import Examples
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.families.fingerprint import files_fingerprint
-from headwise.families.processors import encode, open_tokenizer
-from headwise.families.sources import Source, check_source, pieces_of
-from headwise.families.vocabulary import learn_tokenizer
+from headwise.checkpoints.fingerprint import files_fingerprint
+from headwise.data.processors import encode, open_tokenizer
+from headwise.data.sources import Source, check_source, pieces_of
+from headwise.data.vocabulary import learn_tokenizer
+from headwise.files.contents import contents_of
+from headwise.files.errors import InputError
+from headwise.files.writing import replacing, write_text
 from headwise.records.blueprint import Text
-from headwise.records.contents import contents_of
-from headwise.records.errors import InputError
-from headwise.records.files import replacing, write_text
 from headwise.records.training import Training
 from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Rows
 

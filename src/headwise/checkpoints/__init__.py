@@ -1,0 +1,1 @@
+"""Model folders: opened, checked, saved, proved to open again."""

@@ -1,0 +1,88 @@
+"""What lies in profile.safetensors: of each layer moments, bases and Fisher information; the inputs measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.checkpoints.tensor_files import Kinds, check_tensors
+from headwise.data.calibration import Batch
+from headwise.data.fitness import check_inputs
+from headwise.files.errors import InputError
+from headwise.records.shape import LayerShape, ModelShape
+
+INPUTS, HELD_OUT = "inputs.", "held_out."
+
+
+def layer_kinds(layer: LayerShape) -> Kinds:
+    """The tensors that a profile holds of ``layer``; none where there is no attention."""
+    H, G, K, V = layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim
+    U, F = layer.units, layer.qk_dim - layer.rotary
+    shapes = {
+        "q_moment": (H, K, K),
+        "k_moment": (G, K, K),
+        "k_mean": (G, K),
+        "v_moment": (G, V, V),
+        "out_moment": (H, V, V),
+        "qk_fisher": (G, U, U),
+        "v_fisher": (G, V, V),
+        "qk_directions": (G, F, F),
+        "qk_duals": (G, F, F),
+        "v_directions": (G, V, V),
+        "v_duals": (G, V, V),
+    }
+    return {name: (torch.float32, shape) for name, shape in shapes.items()} if layer.heads else {}
+
+
+def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
+    wanted = {f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()}
+    measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
+    check_tensors(measured, wanted, f"{path}")
+    for which in (INPUTS, HELD_OUT):
+        batches: dict[str, set[str]] = {}
+        for key in tensors:
+            if key.startswith(which):
+                place, _, name = key.removeprefix(which).partition(".")
+                batches.setdefault(place.partition("-")[0], set()).add(name)
+        whole = set(batches) == {str(number) for number in range(len(batches))}
+        if not whole or len({frozenset(names) for names in batches.values()}) > 1:
+            raise InputError(f"{path} does not hold all that was measured on; inspect the model again.")
+
+
+def check_profile_inputs(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where the inputs among the tensors of a profile are none that ``model`` takes."""
+    for which in (INPUTS, HELD_OUT):
+        if any(key.startswith(which) for key in tensors):
+            for batch in profiled_batches(tensors, which):
+                check_inputs(model, batch.inputs, "The text of the profile")
+
+
+def profiled_batches(tensors: Mapping[str, Tensor], which: str = INPUTS) -> list[Batch]:
+    """The batches a profile was measured on or (`HELD_OUT`) held out, from its tensors ``<which><number>.<name>``.
+
+    The kind of text stands behind the number: ``inputs.3-chat.input_ids``.
+    """
+    batches: dict[int, Batch] = {}
+    for key, tensor in tensors.items():
+        if key.startswith(which):
+            place, name = key.removeprefix(which).split(".", 1)
+            number, _, kind = place.partition("-")
+            batch = batches.setdefault(int(number), Batch({}, 0, (), kind))
+            batch.inputs[name] = tensor
+    if not batches and which == INPUTS:
+        raise InputError("This profile does not hold the text it was measured on; inspect the model again.")
+    return [batches[number] for number in sorted(batches)]
+
+
+def batch_tensors(batches: Sequence[Batch], which: str) -> dict[str, Tensor]:
+    """What `profiled_batches` reads."""
+    return {
+        f"{which}{number}-{batch.kind}.{name}": tensor.contiguous()
+        for number, batch in enumerate(batches)
+        for name, tensor in batch.inputs.items()
+    }

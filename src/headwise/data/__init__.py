@@ -1,0 +1,1 @@
+"""Text, dialogues, pictures and arrays, cut into what a model is given."""

@@ -1,0 +1,1 @@
+"""Files: strict JSON in, whole files out, locks, hashes. Standard library only."""

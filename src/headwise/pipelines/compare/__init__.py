@@ -1,0 +1,158 @@
+"""Comparisons that decide: several shapes trained on the same data, and what three readings of "equal" say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from headwise.files.errors import InputError
+from headwise.files.locks import locking
+from headwise.files.writing import check_writable
+from headwise.pipelines.compare.tasks import Learning, Note, Setting, Timing
+from headwise.pipelines.ray import on_ray
+from headwise.records.blueprint import Text
+from headwise.records.comparison import Comparison, Contender, Trial
+from headwise.records.plan import Plan
+from headwise.records.training import Training
+from headwise.report.page.compare import write_compare_page
+from headwise.steps.train.examples import Progress
+from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
+
+RESULT, PAGE = "compare.json", "compare.html"
+SAME = 0.01  # of its tokens that a shape must gain or lose by its speed to be trained again
+HELD_OUT = 65_536  # tokens: differences between shapes are small
+PARTS = 1000  # of a task, as the progress bar counts
+
+
+@locking("folder")
+def compare(
+    plan_files: Sequence[Path],
+    data: Sequence[Path],
+    folder: Path,
+    *,
+    seeds: int = 3,
+    tokenizer: str | None = None,
+    how: Training | None = None,
+    on: Literal["local", "ray"] = "local",
+    trust_remote_code: bool = False,
+    progress: Progress = lambda done, total, what: None,
+    note: Note = lambda text: None,
+) -> Comparison:
+    """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
+
+    Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
+    the first's time, in whole steps. A rerun does nothing again that is done, and goes on from checkpoints; ``note``
+    is told of those that were changed in between and are not taken. ``trust_remote_code`` lets ``tokenizer`` run code
+    of its own.
+    """
+    plans = _read_plans(plan_files)
+    check_writable(folder / RESULT)
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, got {seeds}.")
+    first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
+    if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
+        tokenizer = str(own.resolve())
+    files = tuple(path.expanduser().resolve() for path in data)
+    setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
+    examples = setting.examples(first, how, progress)
+    how = settled(how, first, examples)
+    step = Task(examples, how, half=False).step_tokens
+    tokens = step * whole_steps(cast(int, how.tokens), step)
+    how = replace(how, tokens=tokens)
+    (timing,) = _done([Timing(setting, tuple(plans.values()), how, examples.sha256)], on, progress, note)
+    how = replace(how, precision=timing["precision"])
+    contenders = _contenders(plans, timing["tokens_per_second"], tokens, step)
+    tasks = [
+        Learning(setting, each.name, plans[each.name], replace(how, seed=seed, tokens=count), kind, examples.sha256)
+        for seed in range(how.seed, how.seed + seeds)
+        for each in contenders
+        for kind, count in (("tokens", tokens), ("time", each.tokens_in_time))
+        if kind == "tokens" or count != tokens
+    ]
+    trials = _all_readings(contenders, _done(tasks, on, progress, note))
+    numbers = tuple(range(how.seed, how.seed + seeds))
+    found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), how.facts())
+    found.save(folder / RESULT)
+    write_compare_page(found, folder / PAGE)
+    return found
+
+
+def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
+    """Plans by the names of their files; raises where they cannot be compared."""
+    plans = {file.stem: Plan.load(file) for file in files}
+    if len(plans) < len(files) or len(plans) < 2:  # noqa: PLR2004
+        raise InputError("A comparison takes at least two plans in files of different names.")
+    for name, plan in plans.items():
+        try:
+            check_plan(plan)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+    ends = {name: _ends(plan) for name, plan in plans.items()}
+    first, *others = ends
+    for name in others:
+        if ends[name] != ends[first]:
+            raise InputError(
+                f"{name} reads {ends[name]} and {first} reads {ends[first]}: only losses on the same can be compared."
+            )
+    return plans
+
+
+def _ends(plan: Plan) -> str:
+    reads = plan.require_blueprint().reads
+    if isinstance(reads, Text):
+        return f"a vocabulary of {reads.vocab:,} in contexts of {reads.context:,}"
+    return (
+        f"{reads.channels} x {reads.size} x {reads.size} pixels in patches of {reads.patch} with {reads.labels} labels"
+    )
+
+
+def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
+    """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
+    found = []
+    for (name, plan), speed in zip(plans.items(), speeds, strict=True):
+        gained = speed / speeds[0]
+        count = tokens if abs(gained - 1) <= SAME else step * whole_steps(tokens * gained, step)
+        found.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
+    return tuple(found)
+
+
+def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list[Any]:
+    """What comes of all tasks, in any order; what is known already is not done again."""
+    found = [known for task in tasks if (known := task.known()) is not None]
+    missing = [task for task in tasks if task.known() is None]
+    if on == "ray" and missing:
+        progress(len(found), len(tasks), "tasks on Ray")
+        for result in on_ray(_quietly, missing, gpu=True):
+            found.append(result)
+            progress(len(found), len(tasks), "tasks on Ray")
+        return found
+    for number, task in enumerate(missing):
+        found.append(task.run(_part(progress, task.title, number, len(missing)), note))
+    return found
+
+
+def _quietly(task: Any) -> Any:
+    return task.run(lambda done, total, what: None, lambda text: None)
+
+
+def _part(progress: Progress, title: str, number: int, count: int) -> Progress:
+    """Tells of one task as a part of all."""
+
+    def tell(done: int, total: int, what: str) -> None:
+        progress(PARTS * number + PARTS * done // total, PARTS * count, f"{title} ({number + 1} of {count}): {what}")
+
+    return tell
+
+
+def _all_readings(contenders: Sequence[Contender], trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials in order; a shape that was not trained for its speed counts with the tokens it has."""
+    for name, reading in {(trial.shape, trial.reading) for trial in trials}:
+        curves = [trial.curve for trial in trials if (trial.shape, trial.reading) == (name, reading)]
+        if len({tuple(tokens for tokens, _ in curve) for curve in curves}) > 1:
+            raise InputError(f"The trainings of {name} were measured at different steps: remove those that are odd.")
+    places = {each.name: place for place, each in enumerate(contenders)}
+    timed = {trial.shape for trial in trials if trial.reading == "time"}
+    more = [replace(trial, reading="time") for trial in trials if trial.shape not in timed]
+    return tuple(sorted([*trials, *more], key=lambda trial: (places[trial.shape], trial.reading, trial.seed)))

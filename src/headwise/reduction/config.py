@@ -1,0 +1,144 @@
+"""The config of a reduced model: where each attention sits, its shape, and its place in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from headwise.families.reduced import auto_map, stock_class_of
+from headwise.families.shapes import rotary_width
+from headwise.families.sites import Site, base_type, sites_of
+from headwise.records.plan import LayerPlan, Plan
+from headwise.records.shape import LayerShape, ModelShape
+from headwise.runtime import modeling_headwise
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One attention layer of a block that stays; ``index`` is the block's new number within its stack."""
+
+    site: Site
+    layer: LayerShape
+    change: LayerPlan
+    index: int
+
+
+def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig:
+    """The config of ``model`` after ``plan``, in headwise's per-layer form."""
+    kept = _kept(model, shape, plan)
+    family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
+    config = _plain_copy(model.config)
+    kinds: Sequence[str | None] = [None] * len(kept)
+    if len(kept) < len(plan.layers):
+        config.num_hidden_layers = len(kept)
+    if len(family.stacks) == 1 and getattr(config, "layer_types", None) is not None:
+        stay = [kind for kind, change in zip(config.layer_types, plan.layers, strict=True) if not change.dropped]
+        kinds = config.layer_types = _lend_kinds(stay, [bool(each.change.heads) for each in kept])
+    pairs = rotary_width(model) // 2
+    layers = [_layer_entry(each, slot, pairs) for each, slot in zip(kept, _slots(kept, kinds), strict=True)]
+    config.headwise = {
+        "base": base,
+        "names": {"q": family.q, "k": family.k, "v": family.v, "fused": family.fused, "norms": list(family.norms)},
+        "layers": layers,
+    }
+    config.auto_map = auto_map(base, stock)
+    config.architectures = [modeling_headwise.PREFIX + stock.__name__]
+    if len(family.stacks) == 1:
+        _state_per_layer(config, layers, shape)
+    return config
+
+
+def _kept(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> list[Kept]:
+    kept: list[Kept] = []
+    for site, layer, change in zip(sites_of(model), shape.layers, plan.layers, strict=True):
+        if not change.dropped:
+            index = sum(each.site.stack is site.stack for each in kept)
+            kept.append(Kept(site, layer, change, index))
+    return kept
+
+
+def _plain_copy(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same numbers in the config class of reduced models, without any per-layer statement."""
+    content = config.to_dict()
+    for name in ("per_layer_config", "model_type", "auto_map", "architectures", "headwise"):
+        content.pop(name, None)
+    copied = modeling_headwise.reduced_config(base_type(config))(**content)
+    copied._attn_implementation = config._attn_implementation
+    return copied
+
+
+def _lend_kinds(kinds: list[str], attends: list[bool]) -> list[str]:
+    """Give each layer without attention the kind (window or full) of the next one with attention.
+
+    transformers reads the length of the past from the first slot of the cache, and slots follow the layers' kinds: so
+    the first slot is always one that gets filled.
+    """
+    lent = list(kinds)
+    following = next(kind for kind, attending in zip(reversed(kinds), reversed(attends), strict=True) if attending)
+    for index in reversed(range(len(kinds))):
+        if attends[index]:
+            following = kinds[index]
+        lent[index] = following
+    return lent
+
+
+def _slots(kept: list[Kept], kinds: Sequence[str | None]) -> list[int | None]:
+    """Cache slot of each attention layer: the first free one of its kind, so that no gap comes before a filled slot."""
+    free: dict[Any, list[int]] = {}
+    for each, kind in zip(kept, kinds, strict=True):
+        free.setdefault((each.site.stack, kind), []).append(each.index)
+    return [
+        free[each.site.stack, kind].pop(0) if each.change.heads and each.layer.cache != "none" else None
+        for each, kind in zip(kept, kinds, strict=True)
+    ]
+
+
+def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any]:
+    site, change = kept.site, kept.change
+    block = f"{site.stack.blocks}.{kept.index}"
+    entry: dict[str, Any] = {
+        "attention": f"{block}.{site.stack.attention}",
+        "out": f"{block}.{site.stack.out}",
+        "heads": change.heads,
+    }
+    if not change.heads:
+        return {**entry, "norms": [block + path.removeprefix(site.block_path) for path in site.norm_paths]}
+    pairs = change.pairs(kept.layer)
+    return {
+        **entry,
+        "kv_heads": change.kv_heads,
+        "qk_dim": change.qk_dim,
+        "v_dim": change.v_dim,
+        "pairs": None if pairs == full_pairs else pairs,
+        "norm": change.norm(kept.layer),
+        "scale": float(site.module.scaling),
+        "slot": slot,
+    }
+
+
+def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], shape: ModelShape) -> None:
+    """Say the shapes once more in transformers' own ``per_layer_config``, which caches and servers read."""
+    first = next(layer for layer in shape.layers if layer.heads)
+    for name, value in (
+        ("num_key_value_heads", first.kv_heads),
+        ("head_dim", first.qk_dim),
+        ("qk_head_dim", first.qk_dim),
+        ("v_head_dim", first.v_dim),
+    ):
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
+    config.per_layer_config = {
+        index: {
+            "num_attention_heads": layer["heads"],
+            "num_key_value_heads": layer["kv_heads"],
+            "head_dim": layer["qk_dim"],
+            "qk_head_dim": layer["qk_dim"],
+            "v_head_dim": layer["v_dim"],
+        }
+        if layer["heads"]
+        else {"skip": ["attention"]}
+        for index, layer in enumerate(layers)
+    }

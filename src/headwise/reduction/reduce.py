@@ -1,0 +1,114 @@
+"""A model, a plan and a profile's tensors in, the reduced model out: cut along chosen directions, then refitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
+from headwise.families.shapes import shape_of
+from headwise.families.sites import sites_of
+from headwise.records.plan import LayerPlan, Plan
+from headwise.reduction.build import Format, build_student, settle_plan
+from headwise.reduction.widths.directions import kept_directions
+from headwise.reduction.widths.refit import Piece, refit_student
+from headwise.reduction.widths.token_weighted import token_weighted
+from headwise.tracing.fisher import Distance, measure_distance
+
+Method = Literal["weighted", "token-weighted", "svd"]
+DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A reduced model, the plan as it was carried out, and what was refitted.
+
+    ``cut`` and ``refitted`` tell how far it was from the whole model on held-out inputs before and after the last refit
+    that was tried, ``distance`` how far it is now; None where none was. A refit that does not bring it nearer is not
+    kept.
+    """
+
+    model: PreTrainedModel
+    plan: Plan
+    refit: Collection[Piece] = ()
+    cut: float | None = None
+    refitted: float | None = None
+    distance: Distance | None = None
+
+
+def reduce_model(
+    model: PreTrainedModel,
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    method: Method = "weighted",
+    form: Format = "auto",
+    refit: Collection[Piece] = DEFAULT_REFIT,
+    progress: Progress = lambda done, total, what: None,
+) -> Reduced:
+    """``model`` reduced as ``plan`` says; it shares all weights outside the attention with it.
+
+    ``tensors`` are those of a profile.
+    """
+    dtype, shape = model.dtype, shape_of(model)
+    if refit and dtype != torch.float32 and model.device.type == "cpu":
+        model.float()  # half precision is slow on a CPU, and least squares want more digits
+    kept = None
+    if method == "token-weighted":
+        plan, kept = token_weighted(model, shape.layers, plan, tensors)
+    elif method == "weighted":
+        kept = kept_directions(shape, plan, tensors)
+    plan = settle_plan(model, plan, form)
+    reduced = Reduced(build_student(model, plan, kept=kept, form=form, share=True), plan)
+    changed = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
+    if refit and changed:
+        reduced = _refit(model, reduced, tensors, refit, progress)
+    for parameter in reduced.model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return reduced
+
+
+def _refit(
+    model: PreTrainedModel,
+    reduced: Reduced,
+    tensors: Mapping[str, Tensor],
+    pieces: Collection[Piece],
+    progress: Progress,
+) -> Reduced:
+    """``reduced`` fitted to ``model``, if that brings it nearer on inputs that it was not fitted to."""
+    batches, held_out = profiled_batches(tensors, INPUTS), profiled_batches(tensors, HELD_OUT)
+    if not held_out:
+        return reduced
+    student = reduced.model
+    before = {name: tensor.clone() for name, tensor in attention_state(student).items()}
+    cut = refitted = measure_distance(model, student, held_out)
+    for tried in (tuple(pieces), tuple(piece for piece in pieces if piece != "outputs")):
+        if not tried:
+            break
+        refit_student(model, student, reduced.plan, [batch.inputs for batch in batches], tried, progress)
+        refitted = measure_distance(model, student, held_out)
+        if refitted.error < cut.error:
+            return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)
+        with torch.no_grad():
+            for name, tensor in attention_state(student).items():
+                tensor.copy_(before[name])
+        if len(tried) == 1:
+            break
+    return replace(reduced, cut=cut.error, refitted=refitted.error, distance=cut)
+
+
+def attention_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All tensors of the attention layers, by name."""
+    modules = {
+        f"{site.path}{end}": module
+        for site in sites_of(model)
+        for end, module in (("", site.module), (".out", site.out))
+    }
+    return {
+        f"{path} {name}": tensor for path, module in modules.items() for name, tensor in module.state_dict().items()
+    }

@@ -1,0 +1,1 @@
+"""Fewer heads and narrower ones."""

@@ -1,0 +1,257 @@
+"""A cut model fitted to the one it came from, layer by layer on its own activations, by least squares alone.
+
+Each layer's queries are fitted so that the heads look where they looked before, through the coordinates that are left;
+then its output projection, so that the residual stream comes out as it was: what earlier layers have changed is made up
+for as far as a linear map can. A fit to the layer's own former output, blind to that drift, gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headwise.families.shapes import shape_of
+from headwise.families.sites import Site, sites_of
+from headwise.families.weights import AttentionWeights, read_attention, write_attention
+from headwise.linalg.attention import Attention
+from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
+from headwise.records.plan import LayerPlan, Plan
+from headwise.records.shape import LayerShape
+from headwise.reduction.widths.apply import keep_heads, kept_heads
+from headwise.runtime.modeling_headwise import rotate
+from headwise.tracing.probe import watching
+from headwise.tracing.stream import Stream
+
+QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
+BEGINNINGS = 256
+QUERY_PENALTY = 0.1
+Progress = Callable[[int, int, str], None]
+Piece = Literal["queries", "temperature", "outputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One attention before and after the cut."""
+
+    site: Site
+    layer: LayerShape
+    change: LayerPlan
+    own: Site
+    own_layer: LayerShape
+
+
+def refit_student(
+    model: PreTrainedModel,
+    student: PreTrainedModel,
+    plan: Plan,
+    batches: Sequence[dict[str, Tensor]],
+    pieces: Collection[Piece] = ("queries", "outputs"),
+    progress: Progress = lambda done, total, what: None,
+) -> None:
+    """Fit the attention of ``student``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
+
+    ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are left alone where norms
+    stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream. An
+    encoder is fitted before its decoder, self attention before cross attention.
+    """
+    old = list(zip(sites_of(model), shape_of(model).layers, plan.layers, strict=True))
+    new = iter(zip(sites_of(student), shape_of(student).layers, strict=True))
+    pairs = {
+        site.path: None if change.dropped else _Pair(site, layer, change, *next(new)) for site, layer, change in old
+    }
+    blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site, _, _ in old))
+    everything = [*batches, *_beginnings(model, batches)]
+    done = 0
+    seen: dict[str, Attention] = {}
+    with torch.no_grad(), watching(model, seen.__setitem__):
+        for stack in dict.fromkeys(stack for stack, _ in blocks):
+            teacher, learner = Stream(model, everything, stack), Stream(student, everything, stack)
+            seen.clear()
+            fitter = _Fitter(teacher, learner, len(batches), pieces, seen)
+            for path in (path for own, path in blocks if own == stack):
+                progress(done, len(blocks), "refitting")
+                fitter.fit_block([pairs[site.path] for site, _, _ in old if site.block_path == path])
+                done += 1
+    progress(done, len(blocks), "refitting")
+
+
+class _Fitter:
+    """Goes through the blocks of one stack, in the whole model and in the cut one."""
+
+    def __init__(
+        self, teacher: Stream, learner: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
+    ) -> None:
+        self.teacher, self.learner, self.pieces, self.seen = teacher, learner, pieces, seen
+        self.measured = measured  # batches that queries are fitted to: what is behind them are beginnings
+        self.i = self.j = 0
+        self.tokens = sum(len(x) * x.shape[1] for x in teacher.hidden[:measured])
+
+    def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
+        """Fit all attentions of the next block, one after the other, and run on behind it."""
+        numbers = range(len(self.teacher.hidden))
+        kept = [pair for pair in pairs if pair is not None]
+        before, after = list(self.teacher.hidden), []  # the stream in front of each attention of the whole model
+        for place, pair in enumerate(kept):
+            asks = self._queries(pair)
+            given, after = [], []
+            for n in numbers:
+                out, attended = self.teacher.run_watched(pair.site.out, self.i, n)
+                after.append(out)
+                given.append(attended)
+                if asks and n < self.measured:
+                    asks.add(self.seen[pair.site.path], *self.learner.run_until(pair.own.module, self.j, n), n)
+                self.seen.clear()
+            if asks:
+                asks.answer(only_temperature="queries" not in self.pieces)
+            before = [stream + attended for stream, attended in zip(before, given, strict=True)]
+            if not pair.own.removed and "outputs" in self.pieces and not pair.site.stack.norm_behind:
+                earlier = [other.own.out for other in kept[:place] if not other.own.removed]
+                _fit_outputs(self.learner, pair.own, pair.own_layer, self.j, before, earlier)
+        if kept:
+            self.learner.hidden = [self.learner.run(self.j, n) for n in numbers]
+            self.j += 1
+        self.teacher.hidden = after or [self.teacher.run(self.i, n) for n in numbers]
+        self.i += 1
+
+    def _queries(self, pair: _Pair) -> _Queries | None:
+        cut = 0 < pair.own_layer.qk_dim < pair.layer.qk_dim
+        if not cut or pair.site.family.norms or not set(self.pieces) - {"outputs"}:
+            return None
+        return _Queries(pair.site, pair.layer, pair.change, pair.own, pair.own_layer, self.tokens)
+
+
+def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Tokens of the texts as if each began one, for decoders: what the first token does must stay.
+
+    Heads that have nothing to look for look at it, and a few long texts show it too seldom: texts that begin otherwise
+    would be lost.
+    """
+    if any(site.cache != "tokens" for site in sites_of(model)) or any(set(batch) != {"input_ids"} for batch in batches):
+        return []
+    tokens = torch.cat([batch["input_ids"].flatten() for batch in batches])
+    chosen = torch.linspace(0, len(tokens) - 1, min(BEGINNINGS, len(tokens))).round().long()
+    return [{"input_ids": tokens[chosen, None]}]
+
+
+class _Queries:
+    """The queries of one layer, on their way to being fitted."""
+
+    def __init__(
+        self, site: Site, layer: LayerShape, change: LayerPlan, new: Site, new_layer: LayerShape, tokens: int
+    ) -> None:
+        self.site, self.new = site, new
+        whole = keep_heads(read_attention(site, layer.rotary), change, layer)
+        self.w_q, self.b_q = whole.w_q_HKD, whole.b_q_HK
+        self.weights = read_attention(new, new_layer.rotary)
+        self.heads = kept_heads(change, layer)
+        self.stride = max(1, tokens // QUERIES)
+        self.curves: list[Tensor] = []
+        self.pulls: list[Tensor] = []
+        self.features: list[Tensor] = []
+        self.queries: list[Tensor] = []
+        self.turns: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, before: Attention, args: tuple, kwargs: dict[str, Any], number: int) -> None:
+        """Add rows of one batch: what attention was, and what the cut layer is given now (``args``, ``kwargs``)."""
+        x_BTD = args[0] if args else kwargs["hidden_states"]
+        weights, T = self.weights, x_BTD.shape[1]
+        rows = torch.arange(number % self.stride % T, T, self.stride, device=x_BTD.device)
+        cos, sin = _angles(weights, kwargs.get("position_embeddings"), x_BTD)
+        source = kwargs.get("key_value_states")  # of cross attention
+        keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
+        keys = _turn(keys, cos, sin) * weights.scale
+        logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
+        curve, pull = attention_pull(logits, keys)
+        per_group = logits.shape[1] // keys.shape[1]
+        cos, sin = (t[:, :, rows].repeat_interleave(per_group, dim=1) for t in (cos, sin))
+        now = _turn(_project(x_BTD[:, rows], weights.w_q_HKD, weights.b_q_HK), cos, sin)
+        pull -= (curve @ now[..., None])[..., 0]
+        for kept, tensor in (
+            (self.curves, curve),
+            (self.pulls, pull),
+            (self.features, _project(x_BTD[:, rows], self.w_q, self.b_q)),
+            (self.queries, now),
+        ):
+            kept.append(tensor.transpose(0, 1).flatten(1, 2))
+        self.turns.append((_rows(cos, len(x_BTD)), _rows(sin, len(x_BTD))))
+
+    def answer(self, *, only_temperature: bool) -> None:
+        """Write the fitted queries into the cut layer, or the old ones ``only`` made sharper or flatter."""
+        if not self.curves:
+            return
+        weights = self.weights
+        if only_temperature:
+            factor = 1 + fit_temperature(*(torch.cat(part, dim=1) for part in (self.curves, self.pulls, self.queries)))
+            bias = None if weights.b_q_HK is None else weights.b_q_HK * factor[:, None]
+            write_attention(self.new, replace(weights, w_q_HKD=weights.w_q_HKD * factor[:, None, None], b_q_HK=bias))
+            return
+        cos, sin = (torch.cat(part, dim=1) for part in zip(*self.turns, strict=True))
+        maps = fit_queries(
+            torch.cat(self.curves, dim=1),
+            torch.cat(self.pulls, dim=1),
+            torch.cat(self.features, dim=1),
+            lambda x: _turn(x, cos, sin),
+            lambda x: _turn(x, cos, -sin),
+            QUERY_PENALTY,
+        )
+        bias = weights.b_q_HK
+        if bias is not None and self.b_q is not None:
+            bias = bias + (maps @ self.b_q[..., None])[..., 0]
+        write_attention(self.new, replace(weights, w_q_HKD=weights.w_q_HKD + maps @ self.w_q, b_q_HK=bias))
+
+
+def _project(x_BTD: Tensor, w_NKD: Tensor, b_NK: Tensor | None) -> Tensor:
+    """(B, N, T, K)"""
+    y = torch.einsum("btd,nkd->bntk", x_BTD, w_NKD)
+    return y if b_NK is None else y + b_NK[:, None]
+
+
+def _angles(weights: AttentionWeights, positions: tuple[Tensor, Tensor] | None, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the pairs each key/value head keeps, (B or 1, G, T, rotary); empty without RoPE."""
+    G, P = weights.w_k_GKD.shape[0], weights.rotary // 2
+    if positions is None or not P:
+        empty = x_BTD.new_zeros(1, G, x_BTD.shape[1], 0)
+        return empty, empty
+    pairs = weights.rope_pairs_GP
+    pairs = torch.arange(P, device=x_BTD.device).expand(G, -1) if pairs is None else pairs
+    cos, sin = (t[..., pairs].transpose(1, 2) for t in positions)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotate(x, cos, sin) if cos.shape[-1] else x
+
+
+def _rows(angles_BHRP: Tensor, batch: int) -> Tensor:
+    return angles_BHRP.expand(batch, -1, -1, -1).transpose(0, 1).flatten(1, 2)
+
+
+def _fit_outputs(
+    learner: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
+) -> None:
+    """Fit the output projection so that stream + attention is what it was in the whole model, ``wanted``.
+
+    ``earlier`` are the output projections of attentions in front of it in the same block. Tokens count by the inverse
+    of their energy: the norm ahead will divide by it, and a few huge ones (the first token of most models) would decide
+    everything.
+    """
+    weights, fit = read_attention(new, layer.rotary), OutputFit()
+    w_o = weights.w_o_HVD.flatten(0, 1)
+    for n, before in enumerate(wanted):
+        heads = learner.run_until(new.out, block, n)[0][0].flatten(0, 1)
+        stream = learner.hidden[n] + sum(learner.run_through(module, block, n) for module in earlier)
+        missing = (before - stream).flatten(0, 1) - heads @ w_o
+        if weights.b_o_D is not None:
+            missing = missing - weights.b_o_D
+            heads = torch.cat((heads, heads.new_ones(len(heads), 1)), dim=1)
+        energy = before.flatten(0, 1).square().mean(-1)
+        fit.add(heads, missing, 1 / energy.clamp(min=torch.finfo(before.dtype).tiny))
+    correction = fit.solve().to(w_o.dtype)
+    bias = None if weights.b_o_D is None else weights.b_o_D + correction[-1]
+    w_o = (w_o + correction[: len(w_o)]).view_as(weights.w_o_HVD)
+    write_attention(new, replace(weights, w_o_HVD=w_o, b_o_D=bias))

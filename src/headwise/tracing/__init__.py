@@ -1,0 +1,1 @@
+"""Running models: block by block, watched, differentiated, scored, timed."""

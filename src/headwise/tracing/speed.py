@@ -1,0 +1,126 @@
+"""What running models takes: bytes of cache in a real generation, and tokens per second, measured in turns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headwise.records.scores import Rate, Speed
+from headwise.runtime.reopen import cache_bytes
+from headwise.tracing.example import example_inputs
+
+ROUNDS = 5
+PIECE = 1024  # tokens a prompt is read in at once: attention without a fused kernel takes memory for every pair
+STEPS = 8  # tokens written in one decoding measurement
+PROMPT, WRITTEN = 8, 8
+Job = Callable[[], object]
+
+
+def cache_per_token(model: PreTrainedModel) -> float:
+    """Bytes in the cache that ``generate`` leaves behind, for each token of each sequence in it."""
+    ids = example_inputs(model, PROMPT)["input_ids"]
+    with torch.inference_mode():
+        made = cast(Any, model).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=WRITTEN,
+            do_sample=False,
+            eos_token_id=None,
+            cache_implementation="dynamic",
+            return_dict_in_generate=True,
+        )
+    rows, tokens = made.sequences.shape
+    return cache_bytes(made.past_key_values) / (rows * (tokens - 1))  # the last token has not been read yet
+
+
+def decoder_speed(models: Sequence[PreTrainedModel], context: int, progress: Callable[[int], None]) -> list[Speed]:
+    """Speed of each model at reading ``context`` tokens, and at writing the last few of them into a filled cache."""
+    with torch.inference_mode():
+        prompts = [_prompt(model, context) for model in models]
+        caches = [read(model, ids[:, :-STEPS]) for model, ids in zip(models, prompts, strict=True)]
+        write = [partial(step, *given) for given in zip(models, caches, prompts, strict=True)]
+        for job in write:
+            job()
+        written = in_turns(write, progress)
+        prefill = in_turns([partial(read, *given) for given in zip(models, prompts, strict=True)], progress)
+    decode = [Rate.of(STEPS, seconds, written[0]) for seconds in written]
+    return [
+        Speed(context, Rate.of(context, seconds, prefill[0]), rate)
+        for seconds, rate in zip(prefill, decode, strict=True)
+    ]
+
+
+def encoder_speed(
+    models: Sequence[PreTrainedModel],
+    inputs: Sequence[dict[str, Tensor]],
+    tokens: int,
+    context: int,
+    progress: Callable[[int], None],
+) -> list[Speed]:
+    """Speed of each model on its own ``inputs``, which hold ``tokens`` in sequences of ``context``."""
+    jobs = [partial(_forward, *given) for given in zip(models, inputs, strict=True)]
+    with torch.inference_mode():
+        for job in jobs:
+            job()
+        taken = in_turns(jobs, progress)
+    return [Speed(context, Rate.of(tokens, seconds, taken[0])) for seconds in taken]
+
+
+def in_turns(jobs: Sequence[Job], progress: Callable[[int], None] = lambda round: None) -> list[list[float]]:
+    """Seconds each job takes in each round. Jobs alternate, so that what else the machine does slows all of them."""
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for number in range(ROUNDS):
+        progress(number)
+        for index in order(len(jobs), number):
+            _wait()
+            start = time.perf_counter()
+            jobs[index]()
+            _wait()
+            seconds[index].append(time.perf_counter() - start)
+    return seconds
+
+
+def order(count: int, number: int) -> Iterator[int]:
+    """The order of ``count`` jobs in a round: forwards, then backwards, and so on."""
+    return iter(range(count)) if number % 2 == 0 else reversed(range(count))
+
+
+def read(model: PreTrainedModel, ids: Tensor) -> Any:
+    """The cache of ``model`` after a prompt."""
+    cache = None
+    for piece in ids.split(PIECE, dim=1):
+        output = cast(Any, model)(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = output.past_key_values
+    return cache
+
+
+def step(model: PreTrainedModel, cache: Any, ids: Tensor) -> None:
+    """Read the last few of ``ids`` one by one after the ``cache`` of all others, which stays as it is.
+
+    Dynamic caches never write into a tensor they hold, so a copy of their layers shares it for nothing; they cannot
+    all be cropped (sliding windows), and how that is asked for has changed between versions of transformers.
+    """
+    own = copy.copy(cache)
+    own.layers = [copy.copy(layer) for layer in cache.layers]
+    for token in ids[:, -STEPS:].split(1, dim=1):
+        cast(Any, model)(token, past_key_values=own, use_cache=True)
+
+
+def _prompt(model: PreTrainedModel, context: int) -> Tensor:
+    return example_inputs(model, context)["input_ids"][:1]
+
+
+def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+    cast(Any, model)(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,93 @@
+"""What of a reduced model learns: the attention of its reduced layers, only its singular values, LoRA, or all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers import PreTrainedModel
+
+from headwise.families.shapes import shape_of
+from headwise.families.sites import Site, is_transposed, sites_of
+from headwise.families.weights import balanced, read_attention, write_attention
+from headwise.files.errors import InputError
+from headwise.records.healing import Train
+
+LORA_RANK = 16
+
+
+def make_trainable(model: PreTrainedModel, train: Train, layers: Collection[int]) -> Callable[[], PreTrainedModel]:
+    """Let only ``train`` of the attention ``layers`` (or of all) ask for gradients, and balance these layers.
+
+    Returns what makes an ordinary model of it again: factors and adapters go into the weights.
+    """
+    chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
+    chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
+    with torch.no_grad():
+        for site, layer in chosen:
+            write_attention(site, balanced(read_attention(site, layer.rotary)))
+    sites = [site for site, _ in chosen]
+    model.requires_grad_(train == "all")
+    if train == "attention":
+        for site in sites:
+            for module in projections(site):
+                module.requires_grad_(True)
+    elif train == "values":
+        return _scale(model, sites)
+    elif train == "lora":
+        return _adapt(model, sites)
+    return lambda: model
+
+
+def projections(site: Site) -> list[nn.Module]:
+    """The linear maps of one attention: queries, keys and values (or one for all), and the output."""
+    names = [site.family.q, site.family.k, site.family.v]
+    if site.family.fused and not site.reduced:
+        names = [site.family.fused]
+    return [*(getattr(site.module, name) for name in names), site.out]
+
+
+class _Scaled(nn.Module):
+    """A weight whose head coordinates can grow and shrink: the singular values of the product it is a factor of."""
+
+    def __init__(self, size: int, rows: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+        self.rows = rows
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * (self.scale[:, None] if self.rows else self.scale)
+
+
+def _scale(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrainedModel]:
+    """One factor for each coordinate of queries and of values, where these leave their head."""
+    scaled: list[nn.Module] = []
+    for site in sites:
+        first, *_, last = projections(site)
+        for module, head_side in ((first, True), (last, False)):
+            rows = head_side != is_transposed(module)
+            size = cast(Tensor, module.weight).shape[0 if rows else 1]
+            parametrize.register_parametrization(module, "weight", _Scaled(size, rows))
+            scaled.append(module)
+
+    def settle() -> PreTrainedModel:
+        for module in scaled:
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+        return model
+
+    return settle
+
+
+def _adapt(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrainedModel]:
+    try:
+        from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - slow to import, and only LoRA needs it
+    except ImportError:
+        raise InputError('LoRA needs PEFT: pip install "headwise[train]".') from None
+    names = {module: name for name, module in model.named_modules()}
+    targets = [names[module] for site in sites for module in projections(site)]
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=targets)
+    adapted = get_peft_model(model, config)
+    return lambda: cast(PreTrainedModel, adapted.merge_and_unload())
