@@ -9,8 +9,8 @@ from headwise.records import Plan
 from headwise.reduction.build import build_student
 from headwise.tracing.example import example_inputs
 from tests.checkpoints.test_ecosystem import reduced
-from tests.reduction.test_reduced import greedy
 from tests.plans import plans
+from tests.reduction.test_reduced import greedy
 from tests.tiny import DECODERS, tiny
 
 pytestmark = pytest.mark.slow
