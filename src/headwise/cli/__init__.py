@@ -19,7 +19,7 @@ from headwise import __version__
 from headwise.files.errors import Failed, InputError
 from headwise.files.writing import check_file, check_writable
 from headwise.records.healing import Stage, Train
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.records.training import Precision
 
 if TYPE_CHECKING:

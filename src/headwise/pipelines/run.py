@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from headwise.data.texts import read_text
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.pipelines.ledger import Ledger
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.healing import Healing, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.records.training import Precision
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
@@ -33,7 +34,6 @@ from headwise.steps.plan import make_plan
 DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", "scores.json"
 SHARE = 0.75
 SAME_INPUTS = "Evaluated on the inputs that were also measured on; others (--eval-inputs) would say more."
-Progress = Callable[[int, int, str], None]
 
 
 @locking("folder")
@@ -59,7 +59,7 @@ def run(
     seed: int = 0,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> tuple[Profile, Plan, Scores]:
     """Profile, plan, model, scores and page in ``folder``, from the model at ``source`` and a ``budget``.
 

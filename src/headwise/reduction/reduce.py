@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
+from headwise.files.progress import Progress, silent
 from headwise.records.plan import LayerPlan, Plan
 from headwise.reduction.build import Format, build_student, settle_plan
 from headwise.reduction.widths.directions import kept_directions
@@ -22,7 +23,6 @@ from headwise.tracing.fisher import Distance, measure_distance
 
 Method = Literal["weighted", "token-weighted", "svd"]
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def reduce_model(
     method: Method = "weighted",
     form: Format = "auto",
     refit: Collection[Piece] = DEFAULT_REFIT,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> Reduced:
     """``model`` reduced as ``plan`` says; it shares all weights outside the attention with it.
 

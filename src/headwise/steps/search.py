@@ -22,11 +22,12 @@ from headwise.data.texts import Text, read_texts
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import BudgetError, InputError
+from headwise.files.progress import Progress, silent
 from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.scoring import predicts_next, text_losses
@@ -35,7 +36,6 @@ STEPS = 64  # the share is found to 1/64
 TOKENS, MOST_TOKENS = 4096, 65_536  # to measure on; to choose them from
 WINDOW = 1024
 STRETCH = 12  # tokens in a row that two texts hardly share by chance
-Progress = Callable[[int, int, str], None]
 
 
 def plan_within(
@@ -52,7 +52,7 @@ def plan_within(
     context: int | None = None,
     dtype: str = "bf16",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
 

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from headwise.files.errors import Failed
+from headwise.files.progress import Progress, silent
 from headwise.training.work import Work
 
 STAGE = "global"
@@ -28,7 +29,6 @@ FRESH = 0.02
 TRAINED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 MOMENTS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BACK = StateDictOptions(full_state_dict=True, strict=False)
-Progress = Callable[[int, int, str], None]
 Loss = Callable[[nn.Module, int], Tensor]
 Judge = Callable[[nn.Module], dict[str, float]]
 
@@ -61,7 +61,7 @@ def fit(
     loss: Loss,
     judge: Judge,
     work: Work,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
     units: Sequence[float] = (),
 ) -> None:
     """Train what asks for gradients in ``model``. ``loss`` takes the model and the number of a part of a step.

@@ -9,7 +9,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -20,12 +20,11 @@ import torch
 
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress
 from headwise.papers.catalogue import module_of
 from headwise.papers.kit.point import Point
 from headwise.pipelines.ray import on_ray
 from headwise.records.papers import Findings, Outcome, outcome_path
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_writable
 from headwise.pipelines.compare.tasks import Learning, Note, Setting, Timing
 from headwise.pipelines.ray import on_ray
@@ -17,7 +18,6 @@ from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.plan import Plan
 from headwise.records.training import Training
 from headwise.report.page.compare import write_compare_page
-from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
 
 RESULT, PAGE = "compare.json", "compare.html"
@@ -37,7 +37,7 @@ def compare(
     how: Training | None = None,
     on: Literal["local", "ray"] = "local",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
     note: Note = lambda text: None,
 ) -> Comparison:
     """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
@@ -134,7 +134,7 @@ def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list
 
 
 def _quietly(task: Any) -> Any:
-    return task.run(lambda done, total, what: None, lambda text: None)
+    return task.run(silent, lambda text: None)
 
 
 def _part(progress: Progress, title: str, number: int, count: int) -> Progress:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.files.errors import Failed, InputError
+from headwise.files.progress import Progress, silent
 from headwise.files.reading import Reader, read_json
 from headwise.files.writing import write_text
 from headwise.records.comparison import Trial
 from headwise.records.plan import Plan
 from headwise.records.training import Training
-from headwise.steps.train.examples import Examples, Progress
+from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
 from headwise.steps.train.pace import paces
 from headwise.training.processes import in_half, join_processes
@@ -39,7 +40,7 @@ class Setting:
     folder: Path
     trust_remote_code: bool = False
 
-    def examples(self, plan: Plan, how: Training, progress: Progress = lambda done, total, what: None) -> Examples:
+    def examples(self, plan: Plan, how: Training, progress: Progress = silent) -> Examples:
         """What is learnt from; tokens are made once."""
         trusted = {"trust_remote_code": self.trust_remote_code}
         return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress, **trusted)

@@ -7,7 +7,7 @@ for as far as a linear map can. A fit to the layer's own former output, blind to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
+from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
 from headwise.records.plan import LayerPlan, Plan
@@ -30,7 +31,6 @@ from headwise.tracing.stream import Stream
 QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
-Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
 
 
@@ -51,7 +51,7 @@ def refit_student(
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
     pieces: Collection[Piece] = ("queries", "outputs"),
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> None:
     """Fit the attention of ``student``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,11 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import has_one_stack
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, Healing
 from headwise.records.plan import LayerPlan, Plan
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 START, MEMORY = "start", "teacher"
-Progress = Callable[[int, int, str], None]
 
 
 @locking("output")
@@ -59,7 +59,7 @@ def heal(
     track: str | None = None,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
+from headwise.files.progress import Progress
 from headwise.records.healing import Healing
 from headwise.records.plan import Plan
 from headwise.tracing.stream import Stream
@@ -28,7 +29,6 @@ STEP = 256  # tokens, at least one window
 ROUNDS = 8  # through all windows, for each layer
 SHORT = 512  # tokens, up to which plain products learn faster than fused attention in half precision on a CPU
 SECONDS_BETWEEN = 15.0
-Progress = Callable[[int, int, str], None]
 
 
 def heal_locally(

@@ -25,7 +25,7 @@ from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records.healing import Healing
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.tracing.scoring import predicts_next
 from headwise.training.order import shuffled
 

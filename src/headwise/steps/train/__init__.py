@@ -12,10 +12,10 @@ from typing import Any, cast
 from headwise.checkpoints.save import save_student
 from headwise.data.processors import open_tokenizer
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
 from headwise.records.training import CURVE, Training
-from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
@@ -34,7 +34,7 @@ def train(
     track: str | None = None,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train a model of the plan's shape on ``data`` and write it to ``output`` at its best.
 

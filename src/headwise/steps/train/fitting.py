@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress
 from headwise.linalg.divergence import perplexity
 from headwise.records.blueprint import Text
 from headwise.records.plan import Plan
 from headwise.records.training import Training, usual_rate
-from headwise.steps.train.examples import Examples, Progress
+from headwise.steps.train.examples import Examples
 from headwise.steps.train.pictures import read_pictures
 from headwise.steps.train.windows import read_windows
 from headwise.training.fresh import fresh_model

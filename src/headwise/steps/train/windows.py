@@ -20,10 +20,11 @@ from headwise.data.sources import Source, check_source, pieces_of
 from headwise.data.vocabulary import learn_tokenizer
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress
 from headwise.files.writing import replacing, write_text
 from headwise.records.blueprint import Text
 from headwise.records.training import Training
-from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Rows
+from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Rows
 
 AT_ONCE = 16  # pieces of text that become tokens together, in parallel where the tokenizer can
 SMALL = 2**16
