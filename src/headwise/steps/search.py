@@ -110,17 +110,6 @@ def plan_within(
     return made, profile
 
 
-def read_bound(text: str) -> float:
-    """Nats that ``text`` allows: "2%" more perplexity, or "0.02" nats."""
-    try:
-        bound = math.log1p(float(text[:-1]) / 100) if text.endswith("%") else float(text)
-    except ValueError:
-        bound = math.nan
-    if not 0 < bound < math.inf:
-        raise InputError(f'Damage is a percentage of perplexity such as "2%", or nats such as "0.02", got {text!r}.')
-    return bound
-
-
 def _unseen(
     model: PreTrainedModel,
     profile: Profile,

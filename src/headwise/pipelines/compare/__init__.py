@@ -16,7 +16,7 @@ from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.plan import Plan
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.report.page.compare import write_compare_page
 from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
 
@@ -34,7 +34,7 @@ def compare(
     *,
     seeds: int = 3,
     tokenizer: str | None = None,
-    how: Training | None = None,
+    config: TrainConfig | None = None,
     on: Literal["local", "ray"] = "local",
     trust_remote_code: bool = False,
     progress: Progress = silent,
@@ -51,29 +51,29 @@ def compare(
     check_writable(folder / RESULT)
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
-    first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
+    first, config = next(iter(plans.values())), config or TrainConfig(held_out=HELD_OUT)
     if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
         tokenizer = str(own.resolve())
     files = tuple(path.expanduser().resolve() for path in data)
     setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
-    examples = setting.examples(first, how, progress)
-    how = settled(how, first, examples)
-    step = Task(examples, how, half=False).step_tokens
-    tokens = step * whole_steps(cast(int, how.tokens), step)
-    how = replace(how, tokens=tokens)
-    (timing,) = _done([Timing(setting, tuple(plans.values()), how, examples.sha256)], on, progress, note)
-    how = replace(how, precision=timing["precision"])
+    examples = setting.examples(first, config, progress)
+    config = settled(config, first, examples)
+    step = Task(examples, config, half=False).step_tokens
+    tokens = step * whole_steps(cast(int, config.tokens), step)
+    config = replace(config, tokens=tokens)
+    (timing,) = _done([Timing(setting, tuple(plans.values()), config, examples.sha256)], on, progress, note)
+    config = replace(config, precision=timing["precision"])
     contenders = _contenders(plans, timing["tokens_per_second"], tokens, step)
     tasks = [
-        Learning(setting, each.name, plans[each.name], replace(how, seed=seed, tokens=count), kind, examples.sha256)
-        for seed in range(how.seed, how.seed + seeds)
+        Learning(setting, each.name, plans[each.name], replace(config, seed=seed, tokens=count), kind, examples.sha256)
+        for seed in range(config.seed, config.seed + seeds)
         for each in contenders
         for kind, count in (("tokens", tokens), ("time", each.tokens_in_time))
         if kind == "tokens" or count != tokens
     ]
     trials = _all_readings(contenders, _done(tasks, on, progress, note))
-    numbers = tuple(range(how.seed, how.seed + seeds))
-    found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), how.facts())
+    numbers = tuple(range(config.seed, config.seed + seeds))
+    found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), config.facts())
     found.save(folder / RESULT)
     write_compare_page(found, folder / PAGE)
     return found

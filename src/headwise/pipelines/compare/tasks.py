@@ -16,7 +16,7 @@ from headwise.files.reading import Reader, read_json
 from headwise.files.writing import write_text
 from headwise.records.comparison import Trial
 from headwise.records.plan import Plan
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
 from headwise.steps.train.pace import paces
@@ -40,10 +40,10 @@ class Setting:
     folder: Path
     trust_remote_code: bool = False
 
-    def examples(self, plan: Plan, how: Training, progress: Progress = silent) -> Examples:
+    def examples(self, plan: Plan, config: TrainConfig, progress: Progress = silent) -> Examples:
         """What is learnt from; tokens are made once."""
         trusted = {"trust_remote_code": self.trust_remote_code}
-        return read_examples(plan, self.files, self.tokenizer, how, self.folder / DATA, progress, **trusted)
+        return read_examples(plan, self.files, self.tokenizer, config, self.folder / DATA, progress, **trusted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Timing:
 
     setting: Setting
     plans: tuple[Plan, ...]
-    how: Training
+    config: TrainConfig
     data: str
 
     title = "speed"
@@ -74,9 +74,9 @@ class Timing:
         folder = self.setting.folder
         accelerator = join_processes()
         first = self.plans[0]
-        examples = self.setting.examples(first, self.how)
-        half = in_half(accelerator, self.how.precision, first.width)
-        task = Task(examples, self.how, half)
+        examples = self.setting.examples(first, self.config)
+        half = in_half(accelerator, self.config.precision, first.width)
+        task = Task(examples, self.config, half)
         found = {
             HASH: self._hash(),
             "tokens_per_second": paces([(plan, task) for plan in self.plans], accelerator.device),
@@ -86,8 +86,8 @@ class Timing:
         return found
 
     def _hash(self) -> str:
-        how = replace(self.how, tokens=None, seed=0)
-        return " ".join(run_hash(plan, self.data, how)[:16] for plan in self.plans)
+        config = replace(self.config, tokens=None, seed=0)
+        return " ".join(run_hash(plan, self.data, config)[:16] for plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class Learning:
     setting: Setting
     name: str
     plan: Plan
-    how: Training
+    config: TrainConfig
     reading: Literal["tokens", "time"]
     data: str
 
     @property
     def title(self) -> str:
         """What to call it."""
-        return f"{self.name}-{self.reading}-seed{self.how.seed}"
+        return f"{self.name}-{self.reading}-seed{self.config.seed}"
 
     def known(self) -> Trial | None:
         """What came out, if it was done before."""
@@ -112,16 +112,16 @@ class Learning:
         if found is None:
             return None
         trial = Trial.read(found)
-        if (trial.shape, trial.seed, trial.reading) != (self.name, self.how.seed, self.reading):
+        if (trial.shape, trial.seed, trial.reading) != (self.name, self.config.seed, self.reading):
             raise found.error(f"expected the training {self.title}")
         return trial
 
     def run(self, progress: Progress, note: Note) -> Trial:
         """Train from the last checkpoint on, and put down what comes out."""
         folder = self._file().with_suffix("")
-        examples = self.setting.examples(self.plan, self.how)
+        examples = self.setting.examples(self.plan, self.config)
         work = Work(folder, self._hash())
-        task = Task(examples, self.how, self.how.precision == "bf16")
+        task = Task(examples, self.config, self.config.precision == "bf16")
         try:
             fit_plan(join_processes(), self.plan, task, work, progress)
         except (InputError, Failed) as error:
@@ -131,7 +131,7 @@ class Learning:
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
         tokens, loss = curve[-1]
         best = min(each for _, each in curve)
-        found = Trial(self.name, self.how.seed, self.reading, tokens, loss, best, curve)
+        found = Trial(self.name, self.config.seed, self.reading, tokens, loss, best, curve)
         _put(self._file(), {HASH: self._hash(), **asdict(found)})
         shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -140,7 +140,7 @@ class Learning:
         return self.setting.folder / TASKS / f"{self.title}.json"
 
     def _hash(self) -> str:
-        return run_hash(self.plan, self.data, self.how)
+        return run_hash(self.plan, self.data, self.config)
 
 
 def _put(file: Path, found: Mapping[str, Any]) -> None:

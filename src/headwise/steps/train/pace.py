@@ -39,7 +39,7 @@ class _Runner:
     def __init__(self, plan: Plan, task: Task, device: torch.device) -> None:
         self.task, self.device, self.part = task, device, 0
         self.model = cast(Any, fresh_model(plan)).to(device)
-        self.adam = optimizer_of(learning(self.model), (), task.how.decay)
+        self.adam = optimizer_of(learning(self.model), (), task.config.decay)
         set_rate(self.adam, 1e-4)
 
     def speed(self, seconds: float) -> float:
@@ -50,7 +50,7 @@ class _Runner:
         return steps * self.task.step_tokens / passed
 
     def step(self) -> None:
-        for _ in range(self.task.how.accumulate):
+        for _ in range(self.task.config.accumulate):
             self.task.loss(self.model, self.part).backward()
             self.part += 1
         torch.nn.utils.clip_grad_norm_(learning(self.model), 1.0)
