@@ -24,7 +24,7 @@ def open_profile(folder: Path) -> tuple[Profile, dict[str, Tensor]]:
     return profile, tensors
 
 
-def check_measured(profile: Profile, folder: Path, source: str, weights: str) -> list[str]:
+def check_measured(profile: Profile, folder: Path | str, source: str, weights: str) -> list[str]:
     """Raise where the profile in ``folder`` is not of the model at ``source``, whose fingerprint is ``weights``.
 
     What a person should know comes back: profiles of earlier versions have no fingerprint to compare.

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from headwise import __version__
+from headwise.checkpoints.card import add_scores
 from headwise.checkpoints.fingerprint import files_fingerprint, fingerprint
 from headwise.checkpoints.load import open_model, open_shape
-from headwise.checkpoints.save import add_scores
 from headwise.data.texts import read_text
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError

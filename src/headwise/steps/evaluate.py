@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.load import model_class, open_config, open_model, open_shape
-from headwise.checkpoints.save import DTYPES
+from headwise.checkpoints.verify import DTYPES
 from headwise.data.calibration import Calibration, check_reads_text, evaluation_windows, file_calibration
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text, read_texts
