@@ -22,7 +22,7 @@ from headwise.records.healing import HealConfig, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
-from headwise.records.settings import TextFormat
+from headwise.records.settings import OpenConfig, ReadConfig, TextFormat
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
 from headwise.steps.compress import compress
@@ -103,7 +103,12 @@ def run(
     def mend(place: Path) -> None:
         from headwise.steps.heal import heal  # noqa: PLC0415 - only this step needs the extra [train]
 
-        options = {"config": healing, "command": command, "progress": progress, **reading}
+        settings = {
+            "config": healing,
+            "reading": ReadConfig(text_format, accept_text),
+            "opening": OpenConfig(trust_remote_code=trust_remote_code),
+        }
+        options = {**settings, "command": command, "progress": progress}
         heal(str(folder / MODEL), source, place / HEALED, texts=texts, inputs=inputs, **options)
 
     if healing:
