@@ -11,7 +11,7 @@ from headwise.families.shapes import shape_of
 from headwise.records.blueprint import Blueprint, Images, Text
 from headwise.records.cost import cost_of
 from headwise.records.design import Request
-from headwise.steps.design import design
+from headwise.steps.design import propose
 from headwise.tracing.example import example_inputs
 from headwise.training.fresh import fresh_model
 
@@ -73,7 +73,7 @@ def test_the_model_is_just_what_the_plan_says(name):
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=["llama", "llama with little cache", "gpt2", "vit"])
 def test_every_candidate_of_a_design_is_just_what_it_says(request_):
-    for candidate in design(request_).candidates:
+    for candidate in propose(request_).candidates:
         model = fresh_model(candidate.plan)
         assert shape_of(model) == candidate.shape, candidate.name
         promised = candidate.plan.predicted
