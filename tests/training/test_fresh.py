@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import headwise as hw
+from headwise.checkpoints.load import open_shape
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records.blueprint import Blueprint, Images, Text
@@ -132,7 +133,7 @@ def test_it_saves_and_comes_back(name, tmp_path):
     assert hw.Plan.load(tmp_path / "model" / "plan.json") == plan
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reduced by headwise" not in card and "built from scratch" in card
-    assert hw.open_shape(str(tmp_path / "model")) == plan.shape_to_build()
+    assert open_shape(str(tmp_path / "model")) == plan.shape_to_build()
 
 
 def test_generation_works_in_a_model_by_layer(tmp_path):

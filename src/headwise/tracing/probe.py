@@ -25,6 +25,12 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
 
     ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors come at their true widths. Keep statistics, not
     tensors.
+
+    >>> paths = []
+    >>> with hw.watching(model, lambda path, attention: paths.append(path)):
+    ...     output = model(**tokenizer("some text", return_tensors="pt"))
+    >>> paths[0]
+    'layers.0.self_attn'
     """
     paths = {id(module): path for path, module in model.base_model.named_modules()}
 

@@ -48,7 +48,7 @@ def compare_plans(
     tokens and wall-clock: each is trained on the same tokens, and where it is faster or slower than the first also on
     as many as it learns in the first's time.
 
-    >>> candidates = hw.design(params=40_000, vocab=300, context=16).candidates
+    >>> candidates = hw.design(params=100_000, vocab=300, context=16).candidates
     >>> plans = {candidate.name: candidate.plan for candidate in candidates[:2]}
     >>> config = hw.TrainConfig(tokens=256, evaluations=1)
     >>> comparison = hw.compare(plans, data=text, seeds=1, config=config)

@@ -42,7 +42,7 @@ def train_model(
     "text"; the end of it is held out and only measured on. ``tokenizer`` is one in memory or its folder; without it one
     is learnt from the text, and `hw.save` saves it along.
 
-    >>> plan = hw.design(params=40_000, vocab=300, context=16).choose().plan
+    >>> plan = hw.design(params=100_000, vocab=300, context=16).choose().plan
     >>> model = hw.train(plan, data=text, config=hw.TrainConfig(tokens=512, evaluations=1))
     >>> hw.plan_of(model) == plan
     True
