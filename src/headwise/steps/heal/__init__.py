@@ -30,7 +30,7 @@ from headwise.records.text import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
-from headwise.tracing.gradient_checkpointing import checkpointed
+from headwise.tracing.gradient_checkpointing import gradient_checkpointing
 from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
@@ -198,7 +198,7 @@ class _Healer:
             inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
             return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
-        with checkpointed(self.student) if how.lean else nullcontext():
+        with gradient_checkpointing(self.student) if how.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
     def _leave_out_what_is_unused(self) -> None:
