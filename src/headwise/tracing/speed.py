@@ -19,7 +19,7 @@ from headwise.tracing.example import example_inputs
 ROUNDS = 5
 PIECE = 1024  # tokens a prompt is read in at once: attention without a fused kernel takes memory for every pair
 STEPS = 8  # tokens decoded in one measurement
-PROMPT, GENERATED = 8, 8
+PROMPT, WRITTEN = 8, 8
 Job = Callable[[], object]
 
 
@@ -30,7 +30,7 @@ def cache_per_token(model: PreTrainedModel) -> float:
         generated = cast(Any, model).generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=GENERATED,
+            max_new_tokens=WRITTEN,
             do_sample=False,
             eos_token_id=None,
             cache_implementation="dynamic",
