@@ -1,4 +1,4 @@
-"""How a new model is to be trained."""
+"""The settings of training a new model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from headwise.files.errors import InputError
 
-CURVE = "training.jsonl"  # beside a trained model: how it went, line by line
+CURVE = "training.jsonl"  # beside a trained model: its metrics, line by line
 SLOWEST = 3e-5
 Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """From how much, how fast and in what pieces. ``batch`` is the number of windows a process takes at once.
+    """Tokens, learning rate, batches. ``batch`` is the number of windows a process takes at once.
 
     Open until plan and data are known: ``tokens`` (once through the data), ``rate`` (`usual_rate`) and ``context``
-    (the plan's). ``held_out`` tokens of the data's end are only measured on, ``evaluations`` times.
+    (the plan's). The last ``held_out`` tokens of the data are evaluated on, ``evaluations`` times.
     """
 
     tokens: int | None = None
@@ -33,7 +33,7 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse impossible values."""
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:

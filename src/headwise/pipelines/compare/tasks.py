@@ -19,7 +19,7 @@ from headwise.records.training import Training
 from headwise.steps.train.examples import Examples, Progress
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
 from headwise.steps.train.pace import paces
-from headwise.training.processes import in_half, join_processes
+from headwise.training.processes import join_processes, use_bf16
 from headwise.training.work import Work
 
 DATA, TASKS, PACE = "data", "tasks", "pace.json"
@@ -74,7 +74,7 @@ class Timing:
         accelerator = join_processes()
         first = self.plans[0]
         examples = self.setting.examples(first, self.how)
-        half = in_half(accelerator, self.how.precision, first.width)
+        half = use_bf16(accelerator, self.how.precision, first.width)
         task = Task(examples, self.how, half)
         found = {
             HASH: self._hash(),
