@@ -60,7 +60,7 @@ def main():
             args.files,
             args.folder,
             seeds=args.seeds,
-            how=how,
+            config=how,
             on=args.on,
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )

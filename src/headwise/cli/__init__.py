@@ -779,7 +779,7 @@ def compare(
             output,
             seeds=seeds,
             tokenizer=tokenizer,
-            how=how,
+            config=how,
             on=on,
             trust_remote_code=trust_remote_code,
             progress=progress,
