@@ -269,8 +269,8 @@ def test_stock_students_do_not_inherit_foreign_code(tmp_path):
     plan = Plan.make(
         shape, tuple(replace(LayerPlan.full(layer), dropped=i == 1) for i, layer in enumerate(shape.layers))
     )
-    found = save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")
-    assert found["class"] == MODELS["phi3"][1]
+    report = save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")
+    assert report["class"] == MODELS["phi3"][1]
 
 
 def test_weights_that_are_not_numbers_are_refused():

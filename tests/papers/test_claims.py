@@ -76,7 +76,7 @@ def test_a_few_steps_of_every_experiment_are_checked_and_drawn(names, tmp_path, 
     assert found.verdicts and {verdict.claim for verdict in found.verdicts} <= claims
     assert all(verdict.figure for verdict in found.verdicts if verdict.status != OPEN)
     here, full = (
-        [Outcome.load(path).found.keys() for path in (folder / paper / experiment).iterdir()]
+        [Outcome.load(path).measured.keys() for path in (folder / paper / experiment).iterdir()]
         for folder in (tmp_path, RESULTS)
     )
     assert len(here) == len(grid) and all(names in full for names in here)

@@ -111,7 +111,7 @@ def _gaussian():
     ],
 )
 def test_the_same_settings_give_the_same_numbers(names, settings):
-    first, second = (measure(Job(*names, 1, settings)).found for _ in range(2))
+    first, second = (measure(Job(*names, 1, settings)).measured for _ in range(2))
     assert first == second
 
 

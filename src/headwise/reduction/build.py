@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.reduced import own_class_of, stock_class_of
+from headwise.families.reduced import per_layer_class_of, stock_class_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
@@ -50,7 +50,7 @@ def build_student(
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
         config = student_config(model, shape, plan)
-        student = _empty(own_class_of(model), config, model.dtype)
+        student = _empty(per_layer_class_of(model), config, model.dtype)
     else:
         student = _empty(stock_class_of(model), stock, model.dtype)
     _rebuild_rotary(student, model.device)

@@ -127,7 +127,7 @@ def _end_with_parent() -> None:
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
     module = module_of(paper, experiment)
     outcomes = [_load(job, folder) for job in Job.all(paper, experiment, grid)]
-    points = [Point(settings, outcome.found) for settings, outcome in zip(grid, outcomes, strict=True)]
+    points = [Point(settings, outcome.measured) for settings, outcome in zip(grid, outcomes, strict=True)]
     seconds = round(sum(outcome.seconds for outcome in outcomes), 1)
     try:
         verdicts, charts = tuple(module.check(points)), tuple(module.draw(points))

@@ -20,7 +20,7 @@ from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
-from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
+from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape
 from headwise.reduction.widths.apply import keep_heads, kept_heads
@@ -166,7 +166,7 @@ class _Queries:
         keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
         keys = _turn(keys, cos, sin) * weights.scale
         logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
-        curve, pull = attention_pull(logits, keys)
+        curve, pull = attention_hessian_and_gradient(logits, keys)
         per_group = logits.shape[1] // keys.shape[1]
         cos, sin = (t[:, :, rows].repeat_interleave(per_group, dim=1) for t in (cos, sin))
         now = _turn(_project(x_BTD[:, rows], weights.w_q_HKD, weights.b_q_HK), cos, sin)

@@ -31,11 +31,11 @@ from headwise.records.settings import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
-from headwise.tracing.gradient_checkpointing import checkpointed
+from headwise.tracing.gradient_checkpointing import gradient_checkpointing
 from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
-from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
-from headwise.training.processes import in_half, join_processes
+from headwise.training.loop import Schedule, fit, put_weights, rms_of, score_weights, trainable_parameters
+from headwise.training.processes import join_processes, use_bf16
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -79,7 +79,7 @@ def heal(
     _check_wanted(config, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    dtype, half = student.dtype, in_half(accelerator, config.precision, shape_of(teacher).width)
+    dtype, half = student.dtype, use_bf16(accelerator, config.precision, shape_of(teacher).width)
     config = replace(config, precision="bf16" if half else "fp32")
     windows = read_windows(
         student.float(),
@@ -162,7 +162,7 @@ class _Healer:
         self.guide = Teacher(teacher, config, self.half, memory)
         if config.train == "all":
             self._leave_out_what_is_unused()
-        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
+        self.units = rms_of(trainable_parameters(student))  # of the start: a rerun must find the same
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
@@ -207,14 +207,14 @@ class _Healer:
             inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
             return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
-        with checkpointed(self.student) if config.lean else nullcontext():
+        with gradient_checkpointing(self.student) if config.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
     def _leave_out_what_is_unused(self) -> None:
         """Freeze what no output depends on, such as a pooler: moments and gradients of it would be missed."""
         first = {name: tensor[:1] for name, tensor in self.windows.held_out.items()}
         self.guide.distance(self.student, first).backward()
-        for weight in learning(self.student):
+        for weight in trainable_parameters(self.student):
             weight.requires_grad_(weight.grad is not None)
         self.student.zero_grad()
 

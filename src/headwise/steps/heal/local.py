@@ -21,7 +21,7 @@ from headwise.files.progress import Progress
 from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
 from headwise.tracing.stream import Stream
-from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
+from headwise.training.loop import optimizer_of, put_weights, rms_of, set_learning_rate, trained_weights
 from headwise.training.work import Work
 
 STAGE = "local"
@@ -120,11 +120,11 @@ def _train(
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
-    adam = optimizer_of(parameters, sizes_of(parameters))
+    adam = optimizer_of(parameters, rms_of(parameters))
     steps, errors = ROUNDS * len(wanted), []
     for step in range(steps):
         n = step % len(wanted)
-        set_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
+        set_learning_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
         found = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
             found = now.hidden[n] + found
