@@ -43,9 +43,9 @@ def compare(
     """Train a model of every plan with every seed on ``data``, and write the comparison to ``folder``.
 
     Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time, in whole steps. A rerun skips finished trainings and resumes from checkpoints; ``note``
-    is called for checkpoints that were changed in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run code
-    of its own.
+    the first's time, in whole steps. A rerun skips finished trainings and resumes from checkpoints; ``note`` is
+    called for checkpoints that were changed in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run
+    code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
