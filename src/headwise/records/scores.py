@@ -56,7 +56,7 @@ class PartScores:
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """Scores of one model; None is what does not apply or was not measured. `docs/evaluate.md` defines each field.
+    """One model. What does not apply to it, or was not measured, is None; `docs/evaluate.md` defines each field.
 
     ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself. Where there are
     several kinds of text, all of these are of the first, and ``parts`` has each of them.
