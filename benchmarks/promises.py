@@ -31,8 +31,8 @@ from headwise.data.calibration import Batch, evaluation_windows
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import own_texts, read_texts
 from headwise.families.shapes import shape_of
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.steps.inspect import inspect

@@ -11,8 +11,8 @@ from headwise.checkpoints.load import open_model
 from headwise.checkpoints.profile_tensors import HELD_OUT, profiled_batches
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
-from headwise.records.plan import LayerPlan, Plan
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths import refit
 from headwise.steps.compress import compress, read_pieces

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, BertModel
 from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.files.errors import Failed, InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.healing import HealConfig
-from headwise.records.plan import LayerPlan, Plan
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher

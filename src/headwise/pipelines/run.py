@@ -23,6 +23,7 @@ from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
 from headwise.records.settings import TextFormat
+from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
 from headwise.steps.compress import compress
@@ -122,7 +123,7 @@ def run(
         add_scores(folder / name, markdown(scores))
 
     def show(place: Path) -> None:
-        write_page(profile, place / PAGE, scores, plan, read_curve(folder / HEALED) if healing else [])
+        write_page(profile, place / PAGE, slider(profile), scores, plan, read_curve(folder / HEALED) if healing else [])
 
     ledger.do("page", (PAGE,), [measured, planned, made, scored], show)
     ledger.close()

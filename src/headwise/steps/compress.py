@@ -18,8 +18,9 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
+from headwise.reduction.apply import Method
 from headwise.reduction.build import Format
-from headwise.reduction.reduce import DEFAULT_REFIT, Method, reduce_model
+from headwise.reduction.reduce import DEFAULT_REFIT, reduce_model
 from headwise.reduction.widths.refit import Piece
 
 

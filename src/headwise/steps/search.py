@@ -23,11 +23,11 @@ from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import BudgetError, InputError
 from headwise.files.progress import Progress, silent
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
-from headwise.records.settings import TextFormat
+from headwise.records.text import TextFormat
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.scoring import predicts_next, text_losses
@@ -101,7 +101,7 @@ def plan_within(
     tokens = sum(batch.inputs[model.main_input_name].shape[:2].numel() for batch in unseen)
     made = replace(
         best,
-        budget={**best.budget, "max_damage": bound},
+        budget={**best.budget, "max_loss_increase": bound},
         predicted={**best.predicted, "unseen": tokens},
         profile=str(folder.resolve()),
     )

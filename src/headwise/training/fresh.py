@@ -15,7 +15,7 @@ from headwise.families.sites import sites_of
 from headwise.records.blueprint import Images
 from headwise.records.plan import Plan
 from headwise.records.shape import ModelShape
-from headwise.reduction.config import student_config
+from headwise.reduction.config import per_layer_config
 
 STOCK = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
@@ -46,25 +46,27 @@ def fresh_model(plan: Plan, seed: int = 0) -> PreTrainedModel:
 
 def _class_and_config(plan: Plan, shape: ModelShape) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     config_class, stock_class = (getattr(transformers, name) for name in STOCK[plan.family])
-    first = plan.layers[0]
-    if _stock_fits(plan):
+    first = shape.layers[0]
+    if _stock_can_say(plan, shape):
         return stock_class, config_class(**_numbers(plan, first.heads, first.kv_heads, first.qk_dim))
-    heads = max(layer.heads for layer in plan.layers)
-    widest = max(layer.qk_dim for layer in plan.layers)
-    divisor = next(
-        count for count in range(heads, 0, -1) if plan.width % count == 0
-    )  # stock code wants heads to divide the width
-    dense = empty_model(stock_class, config_class(**_numbers(plan, divisor, divisor, widest)))
-    config = student_config(dense, shape_of(dense), plan)
+    heads = max(layer.heads for layer in shape.layers)
+    widest = max(layer.qk_dim for layer in shape.layers)
+    stated = next(count for count in range(heads, 0, -1) if plan.width % count == 0)  # stock code wants a divisor
+    dense = empty_model(stock_class, config_class(**_numbers(plan, stated, stated, widest)))
+    config = per_layer_config(dense, shape_of(dense), shape.layers, [{}] * len(shape.layers))
     for entry in config.headwise["layers"]:
         if entry["heads"]:
             entry["scale"] = entry["qk_dim"] ** -0.5
     return per_layer_class_of(dense), config
 
 
-def _stock_fits(plan: Plan) -> bool:
-    first = plan.layers[0]
-    if any(layer != first for layer in plan.layers) or first.qk_dim != first.v_dim or plan.width % first.heads:
+def _stock_can_say(plan: Plan, shape: ModelShape) -> bool:
+    first = shape.layers[0]
+    if (
+        any(layer.dims != first.dims for layer in shape.layers)
+        or first.qk_dim != first.v_dim
+        or plan.width % first.heads
+    ):
         return False
     if plan.family == "llama":
         return True

@@ -26,7 +26,7 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, HealConfig
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan
 from headwise.records.settings import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
@@ -244,12 +244,13 @@ def _check_pair(
     plan.check(before)
     if plan.fingerprint not in ("", fingerprint(teacher)):
         raise InputError(f"{source} was not cut from {teacher_source}: it has the same shape, but other weights.")
-    kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
+    after = plan.after(before)
+    kept = [i for i, layer in enumerate(after) if layer is not None]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{source} is not what its plan.json says; heal what headwise compress wrote.")
     _check_words(source, student, teacher_source, teacher, trusted)
-    there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
-    return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
+    there = [j for j, layer in enumerate(layer for layer in after if layer is not None) if layer.heads]
+    return [j for j in there if plan.layers[kept[j]]] or there
 
 
 def _check_wanted(config: HealConfig, teacher: PreTrainedModel) -> None:

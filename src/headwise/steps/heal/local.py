@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
 from headwise.files.progress import Progress
@@ -82,7 +83,7 @@ def _one_by_one(
         before, now = Stream(teacher, batches), Stream(student, batches)
     saved = time.monotonic()
     sites = iter(enumerate(sites_of(student)))
-    for i, (site, change) in enumerate(zip(sites_of(teacher), plan.layers, strict=True)):
+    for i, (site, after_plan) in enumerate(zip(sites_of(teacher), plan.after(shape_of(teacher)), strict=True)):
         progress(i, len(plan.layers), "healing layer by layer")
         after, given = [], []
         with torch.no_grad():
@@ -90,7 +91,7 @@ def _one_by_one(
                 out, attended = before.run_watched(site.out, i, n)
                 after.append(out)
                 given.append(attended)
-        if not change.dropped:
+        if after_plan is not None:
             j, own = next(sites)
             if i >= done:
                 wanted = given

@@ -32,6 +32,7 @@ from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.profile import Profile
 from headwise.records.settings import TextFormat
+from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.steps.inspect.checks import check_predictions
 from headwise.steps.inspect.collect import Collector
@@ -143,7 +144,7 @@ def inspect(
     facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
     write_tensors(output / TENSORS, tensors, facts)
     if maps:
-        write_page(profile, output / PAGE)
+        write_page(profile, output / PAGE, slider(profile))
     profile.save(output / PROFILE)
     work.finish()
     return profile
@@ -217,7 +218,7 @@ def _known(output: Path, inputs_hash: str) -> Profile | None:
     if not (output / TENSORS).exists():
         return None
     if profile.settings["maps"] and not (output / PAGE).exists():
-        write_page(profile, output / PAGE)
+        write_page(profile, output / PAGE, slider(profile))
     return profile
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from headwise.data.calibration import Batch
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.profile import Check, Profile, rounded
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 
@@ -26,7 +26,7 @@ def check_predictions(
     held_out: Sequence[Batch],
     progress: Progress = silent,
 ) -> tuple[Check, ...]:
-    """Predicted and measured damage of plans for a few shares of the cache (or the weights)."""
+    """Predicted and measured loss increase of plans for a few shares of the cache (or the weights)."""
     kind, checks = natural_budget(profile.shape), []
     for number, share in enumerate(SHARES if held_out else ()):
         progress(number, len(SHARES), "checking")
@@ -38,5 +38,7 @@ def check_predictions(
         measured = reduced.distance or measure_distance(model, reduced.model, held_out)
         parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}
         agreement = None if measured.agreement is None else rounded(measured.agreement)
-        checks.append(Check(rounded(float(plan.predicted["damage"])), rounded(measured.divergence), parts, agreement))
+        checks.append(
+            Check(rounded(float(plan.predicted["loss_increase"])), rounded(measured.divergence), parts, agreement)
+        )
     return tuple(checks)
