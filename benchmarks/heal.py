@@ -28,7 +28,7 @@ from headwise.checkpoints.load import open_model
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.records.budget import Budget
-from headwise.records.healing import RATES, Healing
+from headwise.records.healing import RATES, HealConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
@@ -36,7 +36,7 @@ from headwise.steps.heal.windows import read_windows
 from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
-from headwise.training.processes import half_suits
+from headwise.training.processes import bf16_suits
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -60,24 +60,26 @@ def cut_up(source, file, context, skip):
     return torch.tensor(ids[: len(ids) // context * context]).view(-1, context)
 
 
-def continued(source, texts, how, folder):
+def continued(source, texts, config, folder):
     """The dense model, its attention trained on the text itself: same tokens, the best by held-out loss."""
     model = open_model(source).float()
-    windows = read_windows(model, source, texts, None, how)
+    windows = read_windows(model, source, texts, None, config)
     make_trainable(model, "attention", range(len(shape_of(model).layers)))
 
-    half = half_suits(model.device, shape_of(model).width)
+    half = bf16_suits(model.device, shape_of(model).width)
 
     def next_token(wrapped, part):
-        rows = windows.rows["input_ids"][windows.order(part * how.batch, how.batch, how.seed)]
+        rows = windows.rows["input_ids"][windows.order(part * config.batch, config.batch, config.seed)]
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             return wrapped(rows, labels=rows, use_cache=False).loss
 
     def judge(wrapped):
         return {"loss": loss(wrapped, windows.held_out["input_ids"])}
 
-    steps = how.tokens // (how.batch * how.context)
-    schedule = Schedule(steps, RATES["attention"] / 5, max(1, steps // how.evaluations), how.batch * how.context)
+    steps = config.tokens // (config.batch * config.context)
+    schedule = Schedule(
+        steps, RATES["attention"] / 5, max(1, steps // config.evaluations), config.batch * config.context
+    )
     work = Work(folder, "dense")
     fit(Accelerator(cpu=True), model, schedule, next_token, judge, work)
     put_weights(model, work.best().tensors)
@@ -114,7 +116,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         "context": args.context,
         "seed": 0,
         "rates": RATES,
-        "tokens_a_step": args.context * Healing().batch,
+        "tokens_a_step": args.context * HealConfig().batch,
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
@@ -153,9 +155,9 @@ def main():  # noqa: PLR0915 - a table, row by row
             if not missing(**key):
                 return
             student, healed = cut(share, start), folder / "healed"
-            how = Healing(tokens=tokens, stage=stage, train=train, context=args.context, **more)
+            config = HealConfig(tokens=tokens, stage=stage, train=train, context=args.context, **more)
             begun = time.perf_counter()
-            told = heal(str(student), source, healed, texts=args.text, how=how)
+            told = heal(str(student), source, healed, texts=args.text, config=config)
             seconds = time.perf_counter() - begun
             curve = [json.loads(line) for line in (healed / CURVE).read_text().splitlines()]
             curve = [line for line in curve if "scores" in line]
@@ -183,8 +185,8 @@ def main():  # noqa: PLR0915 - a table, row by row
         tokens = max(map(int, args.tokens.split(",")))
         if "dense" in variants and missing(share=1.0, tokens=tokens):
             begun = time.perf_counter()
-            how = Healing(tokens=tokens, context=args.context)
-            model = continued(source, args.text, how, folder / f"dense-{tokens}")
+            config = HealConfig(tokens=tokens, context=args.context)
+            model = continued(source, args.text, config, folder / f"dense-{tokens}")
             key = {"share": 1.0, "tokens": tokens, "method": "dense, continued on the text itself"}
             add(key, model, seconds=round(time.perf_counter() - begun, 1))
 

@@ -26,7 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
-from headwise.records.healing import Healing
+from headwise.records.healing import HealConfig
 from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.steps.heal.teacher import Teacher
@@ -51,7 +51,7 @@ def prepared():
 def ours(bf16, steps, folder):
     """Seconds of each step of headwise's loop."""
     teacher, student, windows = prepared()
-    guide, times = Teacher(teacher, Healing(), bf16, None), []
+    guide, times = Teacher(teacher, HealConfig(), bf16, None), []
 
     def loss(model, part):
         times.append(time.perf_counter())

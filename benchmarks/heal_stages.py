@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from headwise.records.budget import Budget
-from headwise.records.healing import Healing
+from headwise.records.healing import HealConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
@@ -40,7 +40,7 @@ def local(student, source, text, tokens, folder):
         source,
         folder,
         texts=[text],
-        how=Healing(tokens=TOKENS, stage="local", local_tokens=tokens),
+        config=HealConfig(tokens=TOKENS, stage="local", local_tokens=tokens),
         progress=lambda done, total, what: seen.append((time.perf_counter(), what)),
     )
     begin = next(i for i, (_, what) in enumerate(seen) if "layer by layer" in what)
@@ -50,8 +50,8 @@ def local(student, source, text, tokens, folder):
 
 def rate(student, source, text, folder):
     """Tokens a second of healing all together."""
-    how = Healing(tokens=STEPS * Healing().context * Healing().batch, stage="global", evaluations=1)
-    heal(str(student), source, folder, texts=[text], how=how)
+    config = HealConfig(tokens=STEPS * HealConfig().context * HealConfig().batch, stage="global", evaluations=1)
+    heal(str(student), source, folder, texts=[text], config=config)
     lines = [json.loads(line) for line in (folder / CURVE).read_text().splitlines()]
     return [line for line in lines if "tokens_per_second" in line][-1]["tokens_per_second"]
 

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from headwise.pipelines.compare import HELD_OUT, compare
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.report.comparisons import print_comparison
 from headwise.steps.design import USUAL, design
 
@@ -52,7 +52,7 @@ def main():
     for name in names:
         plans.append(args.folder / "plans" / f"{name}.json")
         found.choose(name).plan.save(plans[-1])
-    how = Training(tokens=args.tokens, batch=args.batch, held_out=HELD_OUT)
+    config = TrainConfig(tokens=args.tokens, batch=args.batch, held_out=HELD_OUT)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("opening", total=None)
         compared = compare(
@@ -60,7 +60,7 @@ def main():
             args.files,
             args.folder,
             seeds=args.seeds,
-            how=how,
+            config=config,
             on=args.on,
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )

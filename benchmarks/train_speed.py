@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.steps.design import design
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan
@@ -77,8 +77,8 @@ def seconds_of_steps(plan, tokens, bf16, steps, folder):
 
     count = len(tokens) // CONTEXT - 1
     examples = Examples(rows_of(tokens, CONTEXT), count, 1, CONTEXT, "random", "random", "none")
-    how = Training(tokens=(steps + WARM) * BATCH * CONTEXT, rate=RATE, batch=BATCH, evaluations=1)
-    fit_plan(join_processes(), plan, Timed(examples, how, bf16), Work(folder, "speed"), lambda *told: None)
+    config = TrainConfig(tokens=(steps + WARM) * BATCH * CONTEXT, rate=RATE, batch=BATCH, evaluations=1)
+    fit_plan(join_processes(), plan, Timed(examples, config, bf16), Work(folder, "speed"), lambda *told: None)
     return {who: times[WARM : WARM + steps] for who, times in found.items()}
 
 

@@ -83,10 +83,10 @@ def test_what_names_code_is_taken_out_and_said(folder):
     notes = copy_companions(str(folder), new)
     assert json.loads((new / "tokenizer_config.json").read_text()) == {"unk_token": "x"}
     assert json.loads((new / "processor_config.json").read_text()) == {"image_processor": {"size": 3}}
-    said = [
+    expected = [
         f"{name} names code, which was not copied along." for name in ("tokenizer_config.json", "processor_config.json")
     ]
-    assert [note for note in notes if "names code" in note] == said
+    assert [note for note in notes if "names code" in note] == expected
     for name in ("generation_config.json", "added_tokens.json"):
         assert not (new / name).exists()
         assert any(note.startswith(f"{name} was not copied: {name} is damaged or not JSON") for note in notes), notes

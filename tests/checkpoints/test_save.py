@@ -64,8 +64,8 @@ def test_what_a_stock_class_can_say_is_saved_without_custom_code(name, make, tmp
     inputs = example_inputs(model)
     with torch.no_grad():
         assert torch.allclose(stock(**inputs)[0], own(**inputs)[0], atol=1e-5)
-    found = save_student(stock, tmp_path / "out", plan=plan, source="")
-    assert found["class"] == type(model).__name__
+    report = save_student(stock, tmp_path / "out", plan=plan, source="")
+    assert report["class"] == type(model).__name__
     assert not list((tmp_path / "out").glob("*.py"))
     assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
@@ -120,9 +120,9 @@ def test_saved_folder_is_complete(tmp_path):
     plan = uneven(shape_of(model))
     student = build_reduced(model, plan)
     options = {"plan": plan, "source": str(tmp_path / "dense"), "command": "headwise compress"}
-    found = save_student(student, tmp_path / "out", shard="20KB", **options)
-    assert found["missing"] == found["unexpected"] == []
-    assert found["difference"] == 0.0
+    report = save_student(student, tmp_path / "out", shard="20KB", **options)
+    assert report["missing"] == report["unexpected"] == []
+    assert report["difference"] == 0.0
     out = tmp_path / "out"
     names = {path.name for path in out.iterdir()}
     expected = {"config.json", "generation_config.json", "modeling_headwise.py", "plan.json", "README.md"}

@@ -1,4 +1,4 @@
-"""What is wrong with a model, its tokens or its inputs is said in one sentence before anything is run."""
+"""A wrong model, token or input gets one sentence before anything is run."""
 
 import json
 import struct

@@ -151,10 +151,10 @@ def test_the_figures_are_those_of_the_file():
         for reading, apart in (("tokens", found.tokens), ("time", found.time)):
             outcome = content["readings"][reading]["outcomes"][name]
             assert apart == (round(outcome["difference"], 3), round(outcome["margin"], 3))
-    how = content["settings"]
+    config = content["settings"]
     seeds = len(content["seeds"])
-    said = f"llamas of 1.5M parameters, context {how['context']}, {how['tokens']:,} tokens, {seeds} seeds, on one CPU"
-    assert evidence.WHERE.startswith(said) and content["threads"] == 1
+    data = f"context {config['context']}, {config['tokens']:,} tokens, {seeds} seeds"
+    assert evidence.WHERE.startswith(f"llamas of 1.5M parameters, {data}, on one CPU") and content["threads"] == 1
 
 
 def test_what_was_measured_is_what_is_proposed():

@@ -16,7 +16,7 @@ from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.files.errors import Failed, InputError
 from headwise.records import LayerPlan, Plan
-from headwise.records.healing import Healing
+from headwise.records.healing import HealConfig
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, local
 from headwise.steps.heal.teacher import Memory, Teacher
@@ -77,8 +77,8 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("train", ["attention", "values", "lora", "all"])
 def test_every_way_of_learning_helps(pair, tmp_path, train):
     folder, student, teacher = pair
-    how = Healing(train=train, rate=0.03, local_rate=0.03, **QUICK)
-    found = heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=how)
+    config = HealConfig(train=train, rate=0.03, local_rate=0.03, **QUICK)
+    found = heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], config=config)
     assert found["after"] < 0.95 * found["before"]
     assert (tmp_path / "healed" / CURVE).is_file()
     assert not (tmp_path / "healed.healing").exists()
@@ -89,8 +89,8 @@ def test_single_layers_learn_the_same_in_half_precision(pair, tmp_path):
     folder, student, teacher = pair
     after = []
     for precision in ("fp32", "bf16"):
-        how = Healing(**{**QUICK, "stage": "local", "precision": precision})
-        told = heal(student, teacher, tmp_path / precision, texts=[str(folder / "text.txt")], how=how)
+        config = HealConfig(**{**QUICK, "stage": "local", "precision": precision})
+        told = heal(student, teacher, tmp_path / precision, texts=[str(folder / "text.txt")], config=config)
         assert told["after"] < 0.9 * told["before"]
         after.append(told["after"])
     assert after[1] == pytest.approx(after[0], rel=0.05)
@@ -100,19 +100,21 @@ def test_single_layers_read_no_more_than_was_asked_for(pair, tmp_path, monkeypat
     folder, student, teacher = pair
     read = []
     monkeypatch.setattr(local, "_one_by_one", lambda _, __, ___, batches, *rest: read.extend(batches))
-    how = Healing(**{**QUICK, "tokens": 160, "stage": "local"})
-    heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=how)
-    assert sum(batch["input_ids"].numel() for batch in read) == how.tokens
+    config = HealConfig(**{**QUICK, "tokens": 160, "stage": "local"})
+    heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], config=config)
+    assert sum(batch["input_ids"].numel() for batch in read) == config.tokens
 
 
 def test_what_is_near_its_teacher_learns_more_slowly(pair, tmp_path):
     folder, student, teacher = pair
-    assert Healing().speed(0.1) == pytest.approx(Healing().speed(0.4) / 2)
-    assert Healing().speed(9.0) == Healing().speed(0.4) and Healing(rate=0.01).speed(0.1) == 0.01
-    heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(**QUICK))
+    assert HealConfig().speed(0.1) == pytest.approx(HealConfig().speed(0.4) / 2)
+    assert HealConfig().speed(9.0) == HealConfig().speed(0.4) and HealConfig(rate=0.01).speed(0.1) == 0.01
+    heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], config=HealConfig(**QUICK))
     lines = [json.loads(line) for line in (tmp_path / "healed" / CURVE).read_text().splitlines()]
     distance = min(line["scores"]["kl"] for line in lines if line["stage"] != "global" and "scores" in line)
-    assert max(line["rate"] for line in lines if "rate" in line) == pytest.approx(Healing().speed(distance), rel=0.05)
+    assert max(line["rate"] for line in lines if "rate" in line) == pytest.approx(
+        HealConfig().speed(distance), rel=0.05
+    )
 
 
 def heal_command(student, teacher, text, output, *options):
@@ -232,25 +234,31 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_best(pair, tmp_path, mo
     )
     count = itertools.count()
     with pytest.raises(Failed, match=r"not a number at step 21\. The best weights so far \(global 12\) stay in"):
-        heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=Healing(stage="global", **QUICK))
+        heal(
+            student,
+            teacher,
+            tmp_path / "out",
+            texts=[str(folder / "text.txt")],
+            config=HealConfig(stage="global", **QUICK),
+        )
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "out.healing").glob("best-*.safetensors"))
 
 
 def test_a_layer_whose_error_is_not_a_number_stops_and_is_named(pair, tmp_path):
     folder, student, teacher = pair
-    how = Healing(stage="local", local_rate=1e30, **QUICK)
+    config = HealConfig(stage="local", local_rate=1e30, **QUICK)
     for _ in range(2):  # nothing of it is kept that would spoil a rerun
         with pytest.raises(Failed, match=r"error of layer 0 is not a number\. The weights of the start stay in"):
-            heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], how=how)
+            heal(student, teacher, tmp_path / "out", texts=[str(folder / "text.txt")], config=config)
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_saved_does_not_hang_on_the_model_that_was_trained(pair, tmp_path, monkeypatch):
     """Training may leave parts of it in other processes."""
     folder, student, teacher = pair
-    text, how = [str(folder / "text.txt")], Healing(stage="global", rate=0.01, **QUICK)
-    heal(student, teacher, tmp_path / "whole", texts=text, how=how)
+    text, config = [str(folder / "text.txt")], HealConfig(stage="global", rate=0.01, **QUICK)
+    heal(student, teacher, tmp_path / "whole", texts=text, config=config)
 
     def spoil(accelerator, model, *rest):
         fit(accelerator, model, *rest)
@@ -259,15 +267,15 @@ def test_what_is_saved_does_not_hang_on_the_model_that_was_trained(pair, tmp_pat
             parameter.fill_(torch.nan)
 
     monkeypatch.setattr("headwise.steps.heal.fit", spoil)
-    heal(student, teacher, tmp_path / "again", texts=text, how=how)
+    heal(student, teacher, tmp_path / "again", texts=text, config=config)
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_weights_without_gradient_do_not_stop_a_rerun(tmp_path, monkeypatch):
     student, teacher = prepared(tmp_path, "bert", lambda name: BertModel(tiny(name).config))
-    text, how = [str(tmp_path / "text.txt")], Healing(stage="global", train="all", **QUICK)
-    heal(student, teacher, tmp_path / "whole", texts=text, how=how)
+    text, config = [str(tmp_path / "text.txt")], HealConfig(stage="global", train="all", **QUICK)
+    heal(student, teacher, tmp_path / "whole", texts=text, config=config)
     save = Work.save
 
     def die(self, stage, step, tensors):
@@ -276,8 +284,8 @@ def test_weights_without_gradient_do_not_stop_a_rerun(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Work, "save", die)
-        heal(student, teacher, tmp_path / "again", texts=text, how=how)
-    heal(student, teacher, tmp_path / "again", texts=text, how=how)
+        heal(student, teacher, tmp_path / "again", texts=text, config=config)
+    heal(student, teacher, tmp_path / "again", texts=text, config=config)
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     assert any("pooler" in name for name in whole)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
@@ -293,13 +301,13 @@ def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train)
     plan = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *map(LayerPlan.full, shape.layers[1:])))
     plan.save(tmp_path / "plan.json")
     compress(str(tmp_path / "model"), tmp_path / "plan.json", tmp_path / "student")
-    how = Healing(train=train, **QUICK)
+    config = HealConfig(train=train, **QUICK)
     found = heal(
         str(tmp_path / "student"),
         str(tmp_path / "model"),
         tmp_path / "out",
         texts=[str(tmp_path / "text.txt")],
-        how=how,
+        config=config,
     )
     assert found["after"] < found["before"]
 
@@ -307,12 +315,12 @@ def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train)
 def test_an_encoder_decoder_does_not_pretend_to_learn_layer_by_layer(tmp_path):
     student, teacher = prepared(tmp_path, "whisper")
     with pytest.raises(InputError, match="cannot learn one by one: take --stage global"):
-        heal(student, teacher, tmp_path / "out", how=Healing(stage="local"))
+        heal(student, teacher, tmp_path / "out", config=HealConfig(stage="local"))
 
 
 def test_a_rate_of_its_own_is_another_run_and_no_distance_needs_no_rate():
-    assert Healing().facts() != Healing(rate=Healing().speed(1.0)).facts()
-    assert Healing().speed(-1e-9) == 0.0
+    assert HealConfig().facts() != HealConfig(rate=HealConfig().speed(1.0)).facts()
+    assert HealConfig().speed(-1e-9) == 0.0
 
 
 def test_a_rate_far_too_high_leaves_the_start(pair, tmp_path):
@@ -322,7 +330,7 @@ def test_a_rate_far_too_high_leaves_the_start(pair, tmp_path):
         teacher,
         tmp_path / "out",
         texts=[str(folder / "text.txt")],
-        how=Healing(rate=30.0, local_rate=30.0, **QUICK),
+        config=HealConfig(rate=30.0, local_rate=30.0, **QUICK),
     )
     assert found["best"] == "start 0"
     assert found["after"] == found["before"]
@@ -338,27 +346,29 @@ def test_a_text_read_twice_asks_the_teacher_once(pair, tmp_path, monkeypatch):
         Memory, "write", lambda self, rows, *rest: (asked.extend(rows.tolist()), write(self, rows, *rest))
     )
     (tmp_path / "short.txt").write_text(TEXT[:2000])
-    how = Healing(stage="global", **QUICK)
-    found = heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], how=how)
-    assert 0 <= len(asked) - len(set(asked)) < how.batch  # the round may end within a batch
-    assert 16 * len(asked) < how.tokens
+    config = HealConfig(stage="global", **QUICK)
+    found = heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], config=config)
+    assert 0 <= len(asked) - len(set(asked)) < config.batch  # the round may end within a batch
+    assert 16 * len(asked) < config.tokens
     assert found["after"] < found["before"]
 
 
 def test_encoders_and_image_models_heal_by_their_outputs(tmp_path):
     (tmp_path / "text").mkdir()
     student, teacher = prepared(tmp_path / "text", "bert")
-    found = heal(student, teacher, tmp_path / "bert", texts=[str(tmp_path / "text" / "text.txt")], how=Healing(**QUICK))
+    found = heal(
+        student, teacher, tmp_path / "bert", texts=[str(tmp_path / "text" / "text.txt")], config=HealConfig(**QUICK)
+    )
     assert found["after"] < 0.9 * found["before"]
     (tmp_path / "vit").mkdir()
     student, teacher = prepared(tmp_path / "vit", "vit")
     torch.manual_seed(0)
     np.savez(tmp_path / "pictures.npz", pixel_values=torch.randn(64, 3, 12, 12).numpy())
-    how = Healing(tokens=3000, held_out=100, batch=4, local_tokens=300, precision="fp32")
-    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "pictures.npz", how=how)
+    config = HealConfig(tokens=3000, held_out=100, batch=4, local_tokens=300, precision="fp32")
+    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "pictures.npz", config=config)
     assert found["after"] < 0.9 * found["before"]
     with pytest.raises(InputError, match="predicts no next token"):
-        heal(student, teacher, tmp_path / "out", inputs=tmp_path / "pictures.npz", how=Healing(next_token=1.0))
+        heal(student, teacher, tmp_path / "out", inputs=tmp_path / "pictures.npz", config=HealConfig(next_token=1.0))
 
 
 def test_wrong_pairs_and_numbers_get_a_sentence(pair, tmp_path):
@@ -383,10 +393,10 @@ def test_wrong_pairs_and_numbers_get_a_sentence(pair, tmp_path):
         heal(student, str(tmp_path / "renamed"), tmp_path / "out", texts=text)
     with pytest.raises(InputError, match="single window"):
         (tmp_path / "short.txt").write_text("the quick brown fox")
-        heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], how=Healing(context=16))
+        heal(student, teacher, tmp_path / "out", texts=[str(tmp_path / "short.txt")], config=HealConfig(context=16))
     for wrong in ({"tokens": 0}, {"rate": 0.0}, {"temperature": -1.0}):
         with pytest.raises(InputError, match="must be"):
-            Healing(**wrong)
+            HealConfig(**wrong)
     assert not (tmp_path / "out").exists()
 
 
@@ -403,8 +413,8 @@ def test_lean_memory_changes_no_weight_and_further_terms_of_the_loss_count(pair,
     folder, student, teacher = pair
     text, ends = [str(folder / "text.txt")], {}
     for name, options in {"plain": {}, "lean": {"lean": True}, "more": {"hidden": 1.0, "next_token": 0.5}}.items():
-        how = Healing(stage="global", rate=0.01, **options, **QUICK)
-        assert heal(student, teacher, tmp_path / name, texts=text, how=how)["best"] != "start 0"
+        config = HealConfig(stage="global", rate=0.01, **options, **QUICK)
+        assert heal(student, teacher, tmp_path / name, texts=text, config=config)["best"] != "start 0"
         ends[name] = weights(tmp_path / name)
     for name, tensor in ends["plain"].items():
         torch.testing.assert_close(ends["lean"][name], tensor, rtol=1e-4, atol=1e-5)
@@ -429,7 +439,9 @@ def test_a_tracker_of_accelerate_is_told_losses_and_scores(pair, tmp_path):
 
     kept = Kept()
     folder, student, teacher = pair
-    heal(student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], how=Healing(**QUICK), track=kept)
+    heal(
+        student, teacher, tmp_path / "healed", texts=[str(folder / "text.txt")], config=HealConfig(**QUICK), track=kept
+    )
     assert kept.started["tokens"] == QUICK["tokens"]
     losses = [values["loss"] for _, values in kept.lines if "loss" in values]
     assert len(losses) == QUICK["tokens"] // (QUICK["batch"] * QUICK["context"])
@@ -442,12 +454,12 @@ def test_examples_of_different_lengths_are_padded_and_padding_does_not_count(pai
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(TEXT[start : start + 20 + start % 7] for start in range(0, 900, 30)))
     model = open_model(student)
-    how = Healing(**QUICK | {"context": 24})
-    windows = read_windows(model, student, [str(lines)], None, how, "lines")
+    config = HealConfig(**QUICK | {"context": 24})
+    windows = read_windows(model, student, [str(lines)], None, config, "lines")
     mask = windows.rows["attention_mask"]
     assert set(mask.sum(1).tolist()) > {21, 24} and windows.rows["input_ids"].shape[1] == 24
     inputs = {name: tensor[:6] for name, tensor in windows.rows.items()}
-    guide = Teacher(open_model(teacher), how, False, None)
+    guide = Teacher(open_model(teacher), config, False, None)
     padded = guide.distance(model, inputs)
     total, counted = 0.0, 0
     for row in range(6):
@@ -455,7 +467,7 @@ def test_examples_of_different_lengths_are_padded_and_padding_does_not_count(pai
         total += size * guide.distance(model, {"input_ids": inputs["input_ids"][row : row + 1, :size]}).item()
         counted += size
     assert padded.item() == pytest.approx(total / counted, rel=1e-4)
-    found = heal(student, teacher, tmp_path / "healed", texts=[str(lines)], text_format="lines", how=how)
+    found = heal(student, teacher, tmp_path / "healed", texts=[str(lines)], text_format="lines", config=config)
     assert found["after"] < found["before"]
 
 
@@ -464,6 +476,6 @@ def test_speech_without_transcripts_heals_whatever_the_model_says_to_it(tmp_path
     student, teacher = prepared(tmp_path, "whisper")
     sound = np.random.default_rng(0).random((8, 8, 40), dtype=np.float32)
     np.savez(tmp_path / "sound.npz", input_features=sound)
-    how = Healing(**QUICK | {"tokens": 400, "stage": "global", "batch": 2})
-    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "sound.npz", how=how)
+    config = HealConfig(**QUICK | {"tokens": 400, "stage": "global", "batch": 2})
+    found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "sound.npz", config=config)
     assert found["after"] <= found["before"]

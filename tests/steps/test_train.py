@@ -21,7 +21,7 @@ from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.training import CURVE, Training
+from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.compress import compress
 from headwise.steps.inspect import inspect
 from headwise.steps.train import train, windows
@@ -61,7 +61,7 @@ def curve(folder):
 @pytest.mark.parametrize(("family", "dims"), [("llama", MIXED), ("gpt2", ALIKE)])
 def test_a_decoder_learns_and_opens_everywhere(given, tmp_path, family, dims):
     plan = write_plan(tmp_path / "plan.json", family, dims=dims)
-    found = train(plan, [given[1]], tmp_path / "run", how=Training(**QUICK), command="headwise train ...")
+    found = train(plan, [given[1]], tmp_path / "run", config=TrainConfig(**QUICK), command="headwise train ...")
     assert found["scores"]["loss"] < 0.6 * curve(tmp_path / "run")[0]["loss"]
     assert found["scores"]["perplexity"] == pytest.approx(np.exp(found["scores"]["loss"]))
     assert not (tmp_path / "run.training").exists()
@@ -83,8 +83,8 @@ def test_a_classifier_of_images_learns(tmp_path):
     by_label = digits.target.argsort(kind="stable")  # what is held out must not be a single label
     np.savez(tmp_path / "digits.npz", pixel_values=pixels[by_label], labels=digits.target[by_label])
     plan = write_plan(tmp_path / "plan.json", "vit", Blueprint(48, Images(8, 2, 1, 10)))
-    how = Training(tokens=120_000, batch=32, rate=2e-3, evaluations=3, precision="fp32")
-    found = train(plan, [tmp_path / "digits.npz"], tmp_path / "run", how=how)
+    config = TrainConfig(tokens=120_000, batch=32, rate=2e-3, evaluations=3, precision="fp32")
+    found = train(plan, [tmp_path / "digits.npz"], tmp_path / "run", config=config)
     assert found["scores"]["accuracy"] > 0.5
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "run").eval()
     with torch.no_grad():
@@ -204,13 +204,13 @@ def test_wrong_data_is_told_once_by_two_processes(given, tmp_path):
 
 def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
     plan, text = given
-    how, told = Training(**QUICK), []
+    config, told = TrainConfig(**QUICK), []
     note = lambda done, total, what: told.append(what)  # noqa: E731
     reads = Plan.load(plan).blueprint.reads
-    first = windows.read_windows(reads, [text, text], None, how, tmp_path, note)
+    first = windows.read_windows(reads, [text, text], None, config, tmp_path, note)
     assert {"learning a vocabulary", "reading text into tokens"} == set(told)
     told.clear()
-    again = windows.read_windows(reads, [text, text], None, how, tmp_path, note)
+    again = windows.read_windows(reads, [text, text], None, config, tmp_path, note)
     assert told == [] and first.sha256 == again.sha256
     inputs, wanted = again.rows(torch.tensor([0, 3]))
     assert torch.equal(inputs["input_ids"][:, 1:], wanted[:, :-1])
@@ -219,22 +219,22 @@ def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
     everything = np.fromfile(next(tmp_path.glob("tokens-*.bin")), np.uint16)
     assert words.decode(everything) == 2 * (SENTENCES + END)
     save_tokenizer(tmp_path / "letters")
-    letters = windows.read_windows(reads, [text], str(tmp_path / "letters"), how, tmp_path, note)
-    wide = windows.read_windows(Text(70_000, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
+    letters = windows.read_windows(reads, [text], str(tmp_path / "letters"), config, tmp_path, note)
+    wide = windows.read_windows(Text(70_000, 16, True), [text], str(tmp_path / "letters"), config, tmp_path, note)
     assert torch.equal(wide.rows(torch.arange(4))[1], letters.rows(torch.arange(4))[1])
     assert letters.sha256 != first.sha256 and letters.tokenizer == str(tmp_path / "letters")
     with pytest.raises(InputError, match="has 97 tokens, the plan's model knows 50; headwise design --vocab 97"):
-        windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), how, tmp_path, note)
+        windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), config, tmp_path, note)
 
 
 def test_trainings_are_timed_in_turns(given, tmp_path, monkeypatch):
-    plan, how = Plan.load(given[0]), Training(**QUICK)
-    examples = windows.read_windows(plan.blueprint.reads, [given[1]], None, how, tmp_path, lambda *told: None)
+    plan, config = Plan.load(given[0]), TrainConfig(**QUICK)
+    examples = windows.read_windows(plan.blueprint.reads, [given[1]], None, config, tmp_path, lambda *told: None)
     device = torch.device("cpu")
     clock = itertools.count(step=0.25)  # passes by a quarter of a second whenever somebody looks
     monkeypatch.setattr("headwise.steps.train.pace.time.perf_counter", lambda: next(clock))
-    speeds = paces([(plan, Task(examples, how, half)) for half in (False, True, False)], device, 2, 0.5)
-    assert speeds == [2 * how.batch * 16 / 0.5] * 3
+    speeds = paces([(plan, Task(examples, config, half)) for half in (False, True, False)], device, 2, 0.5)
+    assert speeds == [2 * config.batch * 16 / 0.5] * 3
 
 
 def test_trackers_that_are_not_there_are_named():

@@ -19,7 +19,7 @@ from headwise.records.blueprint import Text
 from headwise.records.budget import Budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.steps.compress import compress
 from headwise.steps.heal import heal
 from headwise.steps.heal.teacher import Memory
@@ -152,7 +152,7 @@ def test_tokens_and_vocabularies_that_were_changed_are_made_again(tmp_path):
     def read():
         told.clear()
         note = lambda done, total, what: told.append(what)  # noqa: E731
-        found = windows.read_windows(Text(300, 16, True), [text], None, Training(), tmp_path / "work", note)
+        found = windows.read_windows(Text(300, 16, True), [text], None, TrainConfig(), tmp_path / "work", note)
         return found.rows(torch.arange(found.count))[1]
 
     whole = read()

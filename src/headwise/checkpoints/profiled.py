@@ -1,4 +1,4 @@
-"""A profile with its tensors, and whether both belong to each other and to a model."""
+"""A profile and its tensors, checked to belong to each other and to a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_profile(folder: Path) -> tuple[Profile, dict[str, Tensor]]:
 def check_measured(profile: Profile, folder: Path, source: str, weights: str) -> list[str]:
     """Raise where the profile in ``folder`` is not of the model at ``source``, whose fingerprint is ``weights``.
 
-    What a person should know comes back: profiles of earlier versions have no fingerprint to compare.
+    Returns notes for the user: profiles of earlier versions have no fingerprint to compare.
     """
     if not profile.fingerprint:
         return [f"{folder} does not say which weights it was measured on; inspect the model again to be sure."]

@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 
 from headwise.files.errors import InputError
 from headwise.files.reading import parse_json
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 
 TEXTS = resources.files("headwise.data") / "text"
 DEFAULT_TEXT, EVALUATION_TEXT = TEXTS / "default.txt", TEXTS / "evaluation.txt"

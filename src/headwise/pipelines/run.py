@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from headwise.data.texts import read_text
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.pipelines.ledger import Ledger
 from headwise.records.budget import Budget, natural_budget
-from headwise.records.healing import Healing, read_curve
+from headwise.records.healing import HealConfig, read_curve
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.scores import Scores
-from headwise.records.text import TextFormat
-from headwise.records.training import Precision
+from headwise.records.settings import TextFormat
 from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
@@ -34,7 +34,6 @@ from headwise.steps.plan import make_plan
 DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", "scores.json"
 SHARE = 0.75
 SAME_INPUTS = "Evaluated on the inputs that were also measured on; others (--eval-inputs) would say more."
-Progress = Callable[[int, int, str], None]
 
 
 @locking("folder")
@@ -49,8 +48,7 @@ def run(
     eval_inputs: Path | None = None,
     tokens: int = 8192,
     eval_tokens: int = 20480,
-    heal_tokens: int = 0,
-    precision: Precision = "auto",
+    healing: HealConfig | None = None,
     context: int | None = None,
     text_format: TextFormat = "auto",
     accept_text: bool = False,
@@ -60,14 +58,14 @@ def run(
     seed: int = 0,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> tuple[Profile, Plan, Scores]:
     """Profile, plan, model, scores and page in ``folder``, from the model at ``source`` and a ``budget``.
 
     Without a budget 0.75 is kept of the KV cache, or of the attention parameters where there is no cache. ``texts`` are
     measured on and healed on, ``eval_texts`` evaluated on (none: the text that comes with headwise); ``inputs`` and
-    ``eval_inputs`` are pictures or arrays for models that do not read text. With ``heal_tokens`` the model is healed on
-    so many, in ``precision``, and the healed one is evaluated beside it. ``context``: tokens of the windows to measure
+    ``eval_inputs`` are pictures or arrays for models that do not read text. With ``healing`` the model is healed so,
+    and the healed one is evaluated beside it. ``context``: tokens of the windows to measure
     and evaluate on, by default as long as the model is used, up to 4,096. ``trust_remote_code`` lets a tokenizer or
     image processor run code of its own.
     """
@@ -75,8 +73,10 @@ def run(
         raise InputError("Give text or inputs, not both.")
     _check_apart(source, folder)
     budget = _budget(source, budget)
-    ledger, how = Ledger(folder, DONE), _healing(heal_tokens, precision, seed)
-    ledger.check((PROFILE, TENSORS, PLAN, MODEL, *([HEALED] if how else []), SCORES, PAGE))
+    if healing:
+        import headwise.training  # noqa: F401, PLC0415 - says at once if the extra [train] is missing
+    ledger = Ledger(folder, DONE)
+    ledger.check((PROFILE, TENSORS, PLAN, MODEL, *([HEALED] if healing else []), SCORES, PAGE))
     whole = [__version__, fingerprint(open_model(source)), files_fingerprint(source)]
     given = [[_text(name) for name in texts], _contents(inputs), text_format, context]
     reading = {"text_format": text_format, "accept_text": accept_text, "trust_remote_code": trust_remote_code}
@@ -104,11 +104,11 @@ def run(
     def mend(place: Path) -> None:
         from headwise.steps.heal import heal  # noqa: PLC0415 - only this step needs the extra [train]
 
-        options = {"how": how, "command": command, "progress": progress, **reading}
+        options = {"config": healing, "command": command, "progress": progress, **reading}
         heal(str(folder / MODEL), source, place / HEALED, texts=texts, inputs=inputs, **options)
 
-    if how:
-        made[HEALED] = ledger.do(HEALED, (HEALED,), [whole, made[MODEL], given, how.facts()], mend)
+    if healing:
+        made[HEALED] = ledger.do(HEALED, (HEALED,), [whole, made[MODEL], given, healing.facts()], mend)
 
     def judge(place: Path) -> None:
         sources = [source, *(str(folder / name) for name in made)]
@@ -123,7 +123,7 @@ def run(
         add_scores(folder / name, markdown(scores))
 
     def show(place: Path) -> None:
-        write_page(profile, place / PAGE, slider(profile), scores, plan, read_curve(folder / HEALED) if how else [])
+        write_page(profile, place / PAGE, slider(profile), scores, plan, read_curve(folder / HEALED) if healing else [])
 
     ledger.do("page", (PAGE,), [measured, planned, made, scored], show)
     ledger.close()
@@ -144,14 +144,6 @@ def _budget(source: str, asked: Budget | None) -> Budget:
     budget = asked or Budget(natural_budget(shape), SHARE)
     budget.limit(shape)
     return budget
-
-
-def _healing(tokens: int, precision: Precision, seed: int) -> Healing | None:
-    if not tokens:
-        return None
-    import headwise.training  # noqa: F401, PLC0415 - says at once if the extra [train] is missing
-
-    return Healing(tokens=tokens, precision=precision, seed=seed)
 
 
 def _text(name: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.files.errors import InputError
+from headwise.files.numbers import read_count, read_window
 from headwise.files.reading import read_lines
+from headwise.records.settings import option
 from headwise.records.training import Precision
 
 Stage = Literal["local", "global", "both"]
@@ -20,30 +22,43 @@ LOCAL_RATES: dict[Train, float] = {"attention": 1e-2, "values": 1e-2, "lora": 1e
 
 
 @dataclass(frozen=True, slots=True)
-class Healing:
+class HealConfig:
     """What learns, from how many tokens, how fast. ``batch`` is the number of windows a process takes at once.
 
     ``hidden`` and ``next_token`` weigh two further terms of the loss: the relative error of hidden states, and the
     loss on the text itself. ``held_out`` tokens of the text's end are only measured on, ``evaluations`` times.
     """
 
-    tokens: int = 200_000
-    train: Train = "attention"
-    stage: Stage = "both"
-    rate: float | None = None
-    local_rate: float | None = None
-    context: int = 512
-    batch: int = 1
-    accumulate: int = 1
-    temperature: float = 1.0
-    hidden: float = 0.0
-    next_token: float = 0.0
+    tokens: int = option(
+        200_000, "Tokens to learn from, as 200000 or 200k; a shorter text is read again.", metavar="N", read=read_count
+    )
+    train: Train = option(
+        "attention",
+        "attention: the projections of reduced layers; values: only their singular values; lora: low-rank adapters of "
+        "them, merged at the end; all: every weight.",
+    )
+    stage: Stage = option(
+        "both", "local: each layer by itself, quick; global: all together, towards the outputs of the teacher."
+    )
+    rate: float | None = option(
+        None,
+        "Learning rate of all together, in units of each weight's root mean square; by default by what learns and by "
+        "how much there is to learn.",
+        "--lr",
+    )
+    local_rate: float | None = option(None, "Learning rate of single layers, in the same units.", "--local-lr")
+    context: int = option(512, "Tokens in a window.", read=read_window)
+    batch: int = option(1, "Windows that one process takes at once.")
+    accumulate: int = option(1, "Batches that make one step.")
+    temperature: float = option(1.0, "Of the teacher's and the student's probabilities.")
+    hidden: float = option(0.0, "Weight of the error of hidden states in the loss.")
+    next_token: float = option(0.0, "Weight of the loss on the text itself.")
     held_out: int = 4096
-    evaluations: int = 10
+    evaluations: int = option(10, "Times to measure on held-out text; the best is saved.")
     local_tokens: int = 32_768
-    precision: Precision = "auto"
-    lean: bool = False
-    seed: int = 0
+    precision: Precision = option("auto", "auto: bf16 where the machine computes in it.")
+    lean: bool = option(False, "Less memory, more time: gradient checkpointing of every block.", "--lean")
+    seed: int = option(0, "For the order of windows.")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

@@ -1,4 +1,4 @@
-"""How a new model is to be trained."""
+"""The settings of training a new model."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from headwise.files.errors import InputError
+from headwise.files.numbers import read_count, read_window
+from headwise.records.settings import option
 
-CURVE = "training.jsonl"  # beside a trained model: how it went, line by line
+CURVE = "training.jsonl"  # beside a trained model: its metrics, line by line
 SLOWEST = 3e-5
 Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """From how much, how fast and in what pieces. ``batch`` is the number of windows a process takes at once.
+class TrainConfig:
+    """Tokens, learning rate, batches. ``batch`` is the number of windows a process takes at once.
 
     Open until plan and data are known: ``tokens`` (once through the data), ``rate`` (`usual_rate`) and ``context``
-    (the plan's). ``held_out`` tokens of the data's end are only measured on, ``evaluations`` times.
+    (the plan's). The last ``held_out`` tokens of the data are evaluated on, ``evaluations`` times.
     """
 
-    tokens: int | None = None
-    rate: float | None = None
-    context: int | None = None
-    batch: int = 8
-    accumulate: int = 1
+    tokens: int | None = option(
+        None, "Tokens to learn from, as 20M; by default once through the data.", metavar="N", read=read_count
+    )
+    rate: float | None = option(None, "Learning rate; by default what suits the size.", "--lr")
+    context: int | None = option(None, "Tokens in a window; by default the plan's context.", read=read_window)
+    batch: int = option(8, "Windows (pictures) that one process takes at once.")
+    accumulate: int = option(1, "Batches that make one step.")
     decay: float = 0.1
     held_out: int = 16_384
-    evaluations: int = 10
-    precision: Precision = "auto"
-    seed: int = 0
+    evaluations: int = option(10, "Times to measure on held-out data.")
+    precision: Precision = option("auto", "auto: bf16 where the machine computes in it.")
+    seed: int = option(0, "For the first weights and the order of windows.")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse impossible values."""
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.reduced import own_class_of, stock_class_of
+from headwise.families.reduced import per_layer_class_of, stock_class_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
@@ -51,7 +51,7 @@ def build_reduced(
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
         config = per_layer_config(model, shape, after, entries_of(plan))
-        reduced = _empty(own_class_of(model), config, model.dtype)
+        reduced = _empty(per_layer_class_of(model), config, model.dtype)
     else:
         reduced = _empty(stock_class_of(model), stock, model.dtype)
     _rebuild_rotary(reduced, model.device)

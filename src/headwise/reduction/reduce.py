@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
 from headwise.families.sites import sites_of
+from headwise.files.progress import Progress, silent
 from headwise.records.plan import Plan
 from headwise.reduction.apply import Method
 from headwise.reduction.build import Format, build_reduced, settle_plan
@@ -18,7 +19,6 @@ from headwise.reduction.widths.refit import Piece, refit_model
 from headwise.tracing.fisher import Distance, measure_distance
 
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def reduce_model(
     method: Method = "weighted",
     form: Format = "auto",
     refit: Collection[Piece] = DEFAULT_REFIT,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> Reduced:
     """``model`` reduced as ``plan`` says; it shares all weights outside the attention with it.
 

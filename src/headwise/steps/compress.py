@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -15,6 +15,7 @@ from headwise.checkpoints.save import save_student
 from headwise.data.fitness import check_settings
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
 from headwise.reduction.apply import Method
@@ -33,7 +34,7 @@ def compress(
     method: Method | Literal["auto"] = "auto",
     profile: Path | None = None,
     refit: Collection[Piece] | None = None,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Reduce the model at ``source`` as planned, write it to ``output``, and return what the check of it found.
 

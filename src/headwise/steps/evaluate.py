@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -20,11 +20,12 @@ from headwise.data.texts import Text, read_texts
 from headwise.data.windows import has_chat, tokenise
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_file
 from headwise.linalg.divergence import perplexity
 from headwise.records.scores import ModelScores, Scores, Speed
+from headwise.records.settings import TextFormat
 from headwise.records.shape import ModelShape
-from headwise.records.text import TextFormat
 from headwise.tracing.example import example_inputs
 from headwise.tracing.labelled import accuracy, check_classifies
 from headwise.tracing.scoring import predicts_next, quality
@@ -33,7 +34,6 @@ from headwise.tracing.speed import ROUNDS, STEPS, cache_per_token, decoder_speed
 CONTEXT, FEWEST_WINDOWS = 4096, 4
 SPEED_AT = (1024,)
 SHORTEST = 16
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def evaluate(
     speed: bool = True,
     output: Path | None = None,
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> Scores:
     """Measure the models at ``sources`` side by side, and write the scores to ``output`` if it is given.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import cast
 
 from headwise.files.errors import InputError
-from headwise.records.budget import Budget
+from headwise.records.budget import Budget, Kind
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
+from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig
 from headwise.reduction.plans import plan_for
 
 DIGITS = 5  # of the number of a layer
@@ -38,30 +40,24 @@ def make_plan(
     return plan, profile
 
 
-def read_budget(
-    keep_kv: float | None = None,
-    keep_attention_params: float | None = None,
-    kv_bytes_per_token: int | None = None,
-    fit: str | None = None,
-    context: int | None = None,
-    dtype: str = "bf16",
-    max_damage: str | None = None,
-) -> Budget:
-    """The one budget that is given."""
-    given = (keep_kv, keep_attention_params, kv_bytes_per_token, fit, max_damage)
-    if sum(value is not None for value in given) != 1:
-        raise InputError(
-            "Give one budget: --keep-kv, --keep-attention-params, --kv-bytes-per-token, --fit or --max-damage."
-        )
-    if fit is not None and context is not None:
-        raise InputError('--fit names its own context, as in "8GB at 32k x 4": leave out --context.')
-    if keep_kv is not None:
-        return Budget("keep_kv", keep_kv, context, dtype=dtype)
-    if keep_attention_params is not None:
-        return Budget("keep_attention_params", keep_attention_params, context, dtype=dtype)
-    if kv_bytes_per_token is not None:
-        return Budget("kv_bytes_per_token", kv_bytes_per_token, context, dtype=dtype)
-    return Budget.fitting(fit or "", dtype)
+def read_budget(budget: BudgetConfig, bound: BoundConfig | None, cache: CacheConfig) -> Budget | None:
+    """The one budget that is given; None where a ``bound`` on the measured loss is given instead."""
+    amounts = {name: value for name, value in asdict(budget).items() if value is not None}
+    bounds = [] if bound is None else [value for value in asdict(bound).values() if value is not None]
+    if len(amounts) + len(bounds) != 1:
+        names = [
+            each.name for kind in (BudgetConfig, *(() if bound is None else (BoundConfig,))) for each in fields(kind)
+        ]
+        *most, last = (f"`{name}`" for name in names)
+        raise InputError(f"Give one budget: {', '.join(most)} or {last}.")
+    if budget.fit is not None and cache.cache_tokens is not None:
+        raise InputError('`fit` names its own tokens in the cache, as in "8GB at 32k x 4": leave out `cache_tokens`.')
+    if bounds:
+        return None
+    if budget.fit is not None:
+        return Budget.fitting(budget.fit, cache.cache_dtype)
+    ((kind, amount),) = amounts.items()
+    return Budget(cast(Kind, kind), cast(float, amount), cache.cache_tokens, dtype=cache.cache_dtype)
 
 
 def read_layers(text: str) -> frozenset[int]:

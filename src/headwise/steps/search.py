@@ -22,6 +22,7 @@ from headwise.data.texts import Text, read_texts
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import BudgetError, InputError
+from headwise.files.progress import Progress, silent
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
@@ -35,7 +36,6 @@ STEPS = 64  # the share is found to 1/64
 TOKENS, MOST_TOKENS = 4096, 65_536  # to measure on; to choose them from
 WINDOW = 1024
 STRETCH = 12  # tokens in a row that two texts hardly share by chance
-Progress = Callable[[int, int, str], None]
 
 
 def plan_within(
@@ -52,7 +52,7 @@ def plan_within(
     context: int | None = None,
     dtype: str = "bf16",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> tuple[Plan, Profile]:
     """The plan with the least cache (or weights) whose refitted model loses at most ``bound`` nats; and its profile.
 
@@ -108,17 +108,6 @@ def plan_within(
     if output is not None:
         made.save(output)
     return made, profile
-
-
-def read_bound(text: str) -> float:
-    """Nats that ``text`` allows: "2%" more perplexity, or "0.02" nats."""
-    try:
-        bound = math.log1p(float(text[:-1]) / 100) if text.endswith("%") else float(text)
-    except ValueError:
-        bound = math.nan
-    if not 0 < bound < math.inf:
-        raise InputError(f'Damage is a percentage of perplexity such as "2%", or nats such as "0.02", got {text!r}.')
-    return bound
 
 
 def _unseen(

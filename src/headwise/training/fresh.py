@@ -9,7 +9,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.checkpoints.load import empty_model
-from headwise.families.reduced import own_class_of
+from headwise.families.reduced import per_layer_class_of
 from headwise.families.shapes import rotary_width, shape_of
 from headwise.families.sites import sites_of
 from headwise.records.blueprint import Images
@@ -25,9 +25,9 @@ STOCK = {
 
 
 def fresh_model(plan: Plan, seed: int = 0) -> PreTrainedModel:
-    """The model that ``plan`` has a blueprint of, in float32, initialised as transformers does for its family.
+    """The model that the blueprint in ``plan`` describes, in float32, initialised as transformers does for its family.
 
-    A stock class of transformers where one can say the shapes, headwise's per-layer class otherwise. Every head scales
+    A stock class of transformers where one allows these shapes, headwise's per-layer class otherwise. Every head scales
     its logits by its own width, and its RoPE frequencies are those of a stock head as wide as it is, where that width
     divides the widest head of the model. The random state of the caller stays as it is.
     """
@@ -57,7 +57,7 @@ def _class_and_config(plan: Plan, shape: ModelShape) -> tuple[type[PreTrainedMod
     for entry in config.headwise["layers"]:
         if entry["heads"]:
             entry["scale"] = entry["qk_dim"] ** -0.5
-    return own_class_of(dense), config
+    return per_layer_class_of(dense), config
 
 
 def _stock_can_say(plan: Plan, shape: ModelShape) -> bool:

@@ -1,4 +1,4 @@
-"""Comparisons that decide: several shapes trained on the same data, and what three readings of "equal" say."""
+"""Several shapes trained on the same data, compared at equal parameters, equal tokens and equal wall-clock."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal, cast
 
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_writable
 from headwise.pipelines.compare.tasks import Learning, Note, Setting, Timing
 from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.plan import Plan
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.report.page.compare import write_compare_page
-from headwise.steps.train.examples import Progress
 from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
 
 RESULT, PAGE = "compare.json", "compare.html"
@@ -34,49 +34,50 @@ def compare(
     *,
     seeds: int = 3,
     tokenizer: str | None = None,
-    how: Training | None = None,
+    config: TrainConfig | None = None,
     on: Literal["local", "ray"] = "local",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
     note: Note = lambda text: None,
 ) -> Comparison:
-    """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
+    """Train a model of every plan with every seed on ``data``, and write the comparison to ``folder``.
 
     Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time, in whole steps. A rerun does nothing again that is done, and goes on from checkpoints; ``note``
-    is told of those that were changed in between and are not taken. ``trust_remote_code`` lets ``tokenizer`` run code
-    of its own.
+    the first's time, in whole steps. A rerun skips finished trainings and resumes from checkpoints; ``note`` is
+    called for checkpoints that were changed in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run
+    code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
-    first, how = next(iter(plans.values())), how or Training(held_out=HELD_OUT)
+    first, config = next(iter(plans.values())), config or TrainConfig(held_out=HELD_OUT)
     if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
         tokenizer = str(own.resolve())
     files = tuple(path.expanduser().resolve() for path in data)
     setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
-    examples = setting.examples(first, how, progress)
-    how = settled(how, first, examples)
-    step = Task(examples, how, half=False).step_tokens
-    tokens = step * whole_steps(cast(int, how.tokens), step)
-    how = replace(how, tokens=tokens)
-    (timing,) = _done([Timing(setting, tuple(plans.values()), how, examples.sha256)], on, progress, note)
-    how = replace(how, precision=timing["precision"])
+    examples = setting.examples(first, config, progress)
+    config = settled(config, first, examples)
+    step = Task(examples, config, half=False).step_tokens
+    tokens = step * whole_steps(cast(int, config.tokens), step)
+    config = replace(config, tokens=tokens)
+    (timing,) = _done([Timing(setting, tuple(plans.values()), config, examples.sha256)], on, progress, note)
+    config = replace(config, precision=timing["precision"])
     contenders = _contenders(plans, timing["tokens_per_second"], tokens, step)
     tasks = [
-        Learning(setting, each.name, plans[each.name], replace(how, seed=seed, tokens=count), kind, examples.sha256)
-        for seed in range(how.seed, how.seed + seeds)
+        Learning(setting, each.name, plans[each.name], replace(config, seed=seed, tokens=count), kind, examples.sha256)
+        for seed in range(config.seed, config.seed + seeds)
         for each in contenders
         for kind, count in (("tokens", tokens), ("time", each.tokens_in_time))
         if kind == "tokens" or count != tokens
     ]
     trials = _all_readings(contenders, _done(tasks, on, progress, note))
-    numbers = tuple(range(how.seed, how.seed + seeds))
-    found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), how.facts())
-    found.save(folder / RESULT)
-    write_compare_page(found, folder / PAGE)
-    return found
+    numbers = tuple(range(config.seed, config.seed + seeds))
+    names = ", ".join(path.name for path in data)
+    comparison = Comparison(contenders, trials, tokens, numbers, names, config.facts())
+    comparison.save(folder / RESULT)
+    write_compare_page(comparison, folder / PAGE)
+    return comparison
 
 
 def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
@@ -110,40 +111,40 @@ def _ends(plan: Plan) -> str:
 
 def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
     """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
-    found = []
+    contenders = []
     for (name, plan), speed in zip(plans.items(), speeds, strict=True):
         gained = speed / speeds[0]
         count = tokens if abs(gained - 1) <= SAME else step * whole_steps(tokens * gained, step)
-        found.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
-    return tuple(found)
+        contenders.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
+    return tuple(contenders)
 
 
 def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list[Any]:
-    """What comes of all tasks, in any order; what is known already is not done again."""
-    found = [known for task in tasks if (known := task.known()) is not None]
+    """The results of all tasks, in any order; finished tasks are not run again."""
+    results = [known for task in tasks if (known := task.known()) is not None]
     missing = [task for task in tasks if task.known() is None]
     if on == "ray" and missing:
-        progress(len(found), len(tasks), "tasks on Ray")
+        progress(len(results), len(tasks), "tasks on Ray")
         for result in on_ray(_quietly, missing, gpu=True):
-            found.append(result)
-            progress(len(found), len(tasks), "tasks on Ray")
-        return found
+            results.append(result)
+            progress(len(results), len(tasks), "tasks on Ray")
+        return results
     for number, task in enumerate(missing):
-        found.append(task.run(_part(progress, task.title, number, len(missing)), note))
-    return found
+        results.append(task.run(_part(progress, task.title, number, len(missing)), note))
+    return results
 
 
 def _quietly(task: Any) -> Any:
-    return task.run(lambda done, total, what: None, lambda text: None)
+    return task.run(silent, lambda text: None)
 
 
 def _part(progress: Progress, title: str, number: int, count: int) -> Progress:
-    """Tells of one task as a part of all."""
+    """The progress of one task as a part of all."""
 
-    def tell(done: int, total: int, what: str) -> None:
+    def report(done: int, total: int, what: str) -> None:
         progress(PARTS * number + PARTS * done // total, PARTS * count, f"{title} ({number + 1} of {count}): {what}")
 
-    return tell
+    return report
 
 
 def _all_readings(contenders: Sequence[Contender], trials: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -7,7 +7,7 @@ for as far as a linear map can. A fit to the layer's own former output, blind to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
+from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
-from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
+from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
 from headwise.reduction.widths.apply import keep_heads, kept_heads
@@ -31,7 +32,6 @@ from headwise.tracing.stream import Stream
 QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
-Progress = Callable[[int, int, str], None]
 Piece = Literal["queries", "temperature", "outputs"]
 
 
@@ -52,7 +52,7 @@ def refit_model(
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
     pieces: Collection[Piece] = ("queries", "outputs"),
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> None:
     """Fit the attention of ``reduced``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 
@@ -176,7 +176,7 @@ class _Queries:
         keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
         keys = _turn(keys, cos, sin) * weights.scale
         logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
-        curve, pull = attention_pull(logits, keys)
+        curve, pull = attention_hessian_and_gradient(logits, keys)
         per_group = logits.shape[1] // keys.shape[1]
         cos, sin = (t[:, :, rows].repeat_interleave(per_group, dim=1) for t in (cos, sin))
         now = _turn(_project(x_BTD[:, rows], weights.w_q_HKD, weights.b_q_HK), cos, sin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +23,19 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import has_one_stack
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
-from headwise.records.healing import CURVE, Healing
+from headwise.records.healing import CURVE, HealConfig
 from headwise.records.plan import Plan
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows, read_windows
-from headwise.tracing.gradient_checkpointing import checkpointed
+from headwise.tracing.gradient_checkpointing import gradient_checkpointing
 from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
-from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
-from headwise.training.processes import in_half, join_processes
+from headwise.training.loop import Schedule, fit, put_weights, rms_of, score_weights, trainable_parameters
+from headwise.training.processes import join_processes, use_bf16
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 START, MEMORY = "start", "teacher"
-Progress = Callable[[int, int, str], None]
 
 
 @locking("output")
@@ -55,11 +55,11 @@ def heal(
     inputs: Path | None = None,
     text_format: TextFormat = "auto",
     accept_text: bool = False,
-    how: Healing | None = None,
+    config: HealConfig | None = None,
     track: str | None = None,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 
@@ -67,7 +67,7 @@ def heal(
     last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets tokenizers run code of
     their own.
     """
-    how = how or Healing()
+    config = config or HealConfig()
     check_free(output)
     plan_file = Path(source).expanduser() / "plan.json"
     if not plan_file.is_file():
@@ -76,41 +76,48 @@ def heal(
     student, teacher = open_model(source), open_model(teacher_source)
     check_settings(student, source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan, trust_remote_code)
-    _check_wanted(how, teacher)
+    _check_wanted(config, teacher)
     folder = output.with_name(f"{output.name}.healing")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
-    dtype, half = student.dtype, in_half(accelerator, how.precision, shape_of(teacher).width)
-    how = replace(how, precision="bf16" if half else "fp32")
+    dtype, half = student.dtype, use_bf16(accelerator, config.precision, shape_of(teacher).width)
+    config = replace(config, precision="bf16" if half else "fp32")
     windows = read_windows(
-        student.float(), source, list(texts), inputs, how, text_format, accept_text, trust_remote_code=trust_remote_code
+        student.float(),
+        source,
+        list(texts),
+        inputs,
+        config,
+        text_format,
+        accept_text,
+        trust_remote_code=trust_remote_code,
     )
     for model in (student, teacher):
         model.float().to(accelerator.device)
     weights = [fingerprint(student), fingerprint(teacher), files_fingerprint(source), files_fingerprint(teacher_source)]
-    facts = [how.facts(), *weights, windows.sha256, accelerator.num_processes]
+    facts = [config.facts(), *weights, windows.sha256, accelerator.num_processes]
     work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
     if track is not None:
-        accelerator.init_trackers("headwise-heal", config=how.facts())
-    torch.manual_seed(how.seed)
-    make_trainable(student, how.train, reduced)
-    healer = _Healer(accelerator, student, teacher, plan, windows, how, work, progress)
+        accelerator.init_trackers("headwise-heal", config=config.facts())
+    torch.manual_seed(config.seed)
+    make_trainable(student, config.train, reduced)
+    healer = _Healer(accelerator, student, teacher, plan, windows, config, work, progress)
     before = healer.run()
     accelerator.end_training()
     best = work.best() if accelerator.is_main_process else None
     if best is None:
         return {}
     student = open_model(source).float()  # anew: training may have split the other among processes
-    torch.manual_seed(how.seed)
-    settle = make_trainable(student, how.train, reduced)
+    torch.manual_seed(config.seed)
+    settle = make_trainable(student, config.train, reduced)
     put_weights(student, best.tensors)
     name = next(iter(before))
     told = {
         "teacher": teacher_source,
-        "tokens": min(how.local_tokens, how.tokens) if how.stage == "local" else how.tokens,
+        "tokens": min(config.local_tokens, config.tokens) if config.stage == "local" else config.tokens,
         "text": windows.name,
-        "train": how.train,
-        "stage": how.stage,
-        "precision": how.precision,
+        "train": config.train,
+        "stage": config.stage,
+        "precision": config.precision,
         "best": f"{best.stage} {best.step}",
         "score": name,
         "before": before[name],
@@ -137,43 +144,45 @@ class _Healer:
         teacher: PreTrainedModel,
         plan: Plan,
         windows: Windows,
-        how: Healing,
+        config: HealConfig,
         work: Work,
         progress: Progress,
     ) -> None:
         self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, plan
-        self.windows, self.how, self.work, self.progress = windows, how, work, progress
+        self.windows, self.config, self.work, self.progress = windows, config, work, progress
         self.processes = accelerator.num_processes
-        step_tokens = round(how.batch * how.accumulate * self.processes * windows.tokens_each)
-        self.steps = max(1, how.tokens // step_tokens)
+        step_tokens = round(config.batch * config.accumulate * self.processes * windows.tokens_each)
+        self.steps = max(1, config.tokens // step_tokens)
         self.step_tokens = step_tokens
-        rounds = self.steps * how.batch * how.accumulate * self.processes / windows.count
+        rounds = self.steps * config.batch * config.accumulate * self.processes / windows.count
         memory = None
-        if rounds > 1 and predicts_next(teacher) and not how.hidden:
+        if rounds > 1 and predicts_next(teacher) and not config.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
-        self.half = how.precision == "bf16"
-        self.guide = Teacher(teacher, how, self.half, memory)
-        if how.train == "all":
+        self.half = config.precision == "bf16"
+        self.guide = Teacher(teacher, config, self.half, memory)
+        if config.train == "all":
             self._leave_out_what_is_unused()
-        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
+        self.units = rms_of(trainable_parameters(student))  # of the start: a rerun must find the same
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
         start = self._score(START, 0)
-        if self.how.stage != "global" and has_one_stack(self.teacher) and not self.work.load(GLOBAL)[0]:
+        if self.config.stage != "global" and has_one_stack(self.teacher) and not self.work.load(GLOBAL)[0]:
             self._layer_by_layer()
-        if self.how.stage != "local":
+        if self.config.stage != "local":
             self._together()
         return start
 
     def _layer_by_layer(self) -> None:
-        how, windows = self.how, self.windows
+        config, windows = self.config, self.windows
         if self.accelerator.is_main_process:
-            tokens = min(how.local_tokens, how.tokens)
+            tokens = min(config.local_tokens, config.tokens)
             count = max(1, min(windows.count, round(tokens / windows.tokens_each)))
-            rows = windows.order(0, count, how.seed).split(max(1, round(local.STEP / windows.tokens_each)))
+            rows = windows.order(0, count, config.seed).split(max(1, round(local.STEP / windows.tokens_each)))
             batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
-            local.heal_locally(self.teacher, self.student, self.plan, batches, how, self.half, self.work, self.progress)
+            local.heal_locally(
+                self.teacher, self.student, self.plan, batches, config, self.half, self.work, self.progress
+            )
         self.accelerator.wait_for_everyone()
         step, weights = self.work.load(local.STAGE)
         put_weights(self.student, weights)
@@ -183,29 +192,29 @@ class _Healer:
             put_weights(self.student, best.tensors)
 
     def _together(self) -> None:
-        how, windows = self.how, self.windows
+        config, windows = self.config, self.windows
         schedule = Schedule(
             steps=self.steps,
-            rate=how.speed(self._distance()),
-            every=max(1, self.steps // how.evaluations),
+            rate=config.speed(self._distance()),
+            every=max(1, self.steps // config.evaluations),
             tokens=self.step_tokens,
-            accumulate=how.accumulate,
+            accumulate=config.accumulate,
         )
 
         def loss(model: torch.nn.Module, part: int) -> torch.Tensor:
-            first = (part * self.processes + self.accelerator.process_index) * how.batch
-            rows = windows.order(first, how.batch, how.seed)
+            first = (part * self.processes + self.accelerator.process_index) * config.batch
+            rows = windows.order(first, config.batch, config.seed)
             inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
             return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
-        with checkpointed(self.student) if how.lean else nullcontext():
+        with gradient_checkpointing(self.student) if config.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
     def _leave_out_what_is_unused(self) -> None:
         """Freeze what no output depends on, such as a pooler: moments and gradients of it would be missed."""
         first = {name: tensor[:1] for name, tensor in self.windows.held_out.items()}
         self.guide.distance(self.student, first).backward()
-        for weight in learning(self.student):
+        for weight in trainable_parameters(self.student):
             weight.requires_grad_(weight.grad is not None)
         self.student.zero_grad()
 
@@ -215,7 +224,7 @@ class _Healer:
         return min(next(iter(line["scores"].values())) for line in lines)
 
     def _judge(self, model: torch.nn.Module) -> dict[str, float]:
-        return self.guide.judge(model, self.windows.held_out, self.how.batch)
+        return self.guide.judge(model, self.windows.held_out, self.config.batch)
 
     def _score(self, stage: str, step: int) -> dict[str, float]:
         """Scores on the held-out windows as things are now, put down and taken back in a rerun."""
@@ -244,10 +253,10 @@ def _check_pair(
     return [j for j in there if plan.layers[kept[j]]] or there
 
 
-def _check_wanted(how: Healing, teacher: PreTrainedModel) -> None:
-    if how.next_token and not predicts_next(teacher):
+def _check_wanted(config: HealConfig, teacher: PreTrainedModel) -> None:
+    if config.next_token and not predicts_next(teacher):
         raise InputError(f"{type(teacher).__name__} predicts no next token that it could learn from the text.")
-    if how.stage == "local" and not has_one_stack(teacher):
+    if config.stage == "local" and not has_one_stack(teacher):
         raise InputError(f"The layers of {type(teacher).__name__} cannot learn one by one: take --stage global.")
 
 

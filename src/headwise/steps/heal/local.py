@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
-from headwise.records.healing import Healing
+from headwise.files.progress import Progress
+from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
 from headwise.tracing.stream import Stream
-from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
+from headwise.training.loop import optimizer_of, put_weights, rms_of, set_learning_rate, trained_weights
 from headwise.training.work import Work
 
 STAGE = "local"
@@ -29,7 +30,6 @@ STEP = 256  # tokens, at least one window
 ROUNDS = 8  # through all windows, for each layer
 SHORT = 512  # tokens, up to which plain products learn faster than fused attention in half precision on a CPU
 SECONDS_BETWEEN = 15.0
-Progress = Callable[[int, int, str], None]
 
 
 def heal_locally(
@@ -37,7 +37,7 @@ def heal_locally(
     student: PreTrainedModel,
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
-    how: Healing,
+    config: HealConfig,
     half: bool,
     work: Work,
     progress: Progress,
@@ -53,7 +53,7 @@ def heal_locally(
         _plain_attention(student) if plain else nullcontext(),
         torch.autocast(device, torch.bfloat16, enabled=half, cache_enabled=False),  # weights change
     ):
-        _one_by_one(teacher, student, plan, batches, how, work, done, progress)
+        _one_by_one(teacher, student, plan, batches, config, work, done, progress)
     if done < len(plan.layers):
         work.save(STAGE, len(plan.layers), trained_weights(student))
 
@@ -73,7 +73,7 @@ def _one_by_one(
     student: PreTrainedModel,
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
-    how: Healing,
+    config: HealConfig,
     work: Work,
     done: int,
     progress: Progress,
@@ -97,7 +97,7 @@ def _one_by_one(
                 wanted = given
                 if not site.stack.norm_behind:
                     wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
-                error = _train(now, own, j, wanted, [batch.get("attention_mask") for batch in batches], how)
+                error = _train(now, own, j, wanted, [batch.get("attention_mask") for batch in batches], config)
                 if error is not None and not math.isfinite(error[1]):
                     raise Failed(
                         f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
@@ -114,18 +114,18 @@ def _one_by_one(
 
 
 def _train(
-    now: Stream, site: Site, block: int, wanted: list[Tensor], masks: Sequence[Tensor | None], how: Healing
+    now: Stream, site: Site, block: int, wanted: list[Tensor], masks: Sequence[Tensor | None], config: HealConfig
 ) -> tuple[float, float] | None:
     """Fit one attention; the mean error of the first and of the last round, None where nothing in it learns."""
     modules = (site.module, site.out)
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
-    adam = optimizer_of(parameters, sizes_of(parameters))
+    adam = optimizer_of(parameters, rms_of(parameters))
     steps, errors = ROUNDS * len(wanted), []
     for step in range(steps):
         n = step % len(wanted)
-        set_rate(adam, how.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
+        set_learning_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
         found = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
             found = now.hidden[n] + found

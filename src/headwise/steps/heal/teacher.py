@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from headwise.families.sites import sites_of
 from headwise.linalg.divergence import mean_divergence, mean_divergence_of_likely, most_likely, perplexity
-from headwise.records.healing import Healing
+from headwise.records.healing import HealConfig
 from headwise.tracing.fisher import main_output
 from headwise.tracing.scoring import predicts_next
 
@@ -31,35 +31,35 @@ Likely = tuple[Tensor, Tensor]
 class Teacher:
     """The whole model as the one to learn from. ``memory`` keeps what it said for later rounds."""
 
-    def __init__(self, model: PreTrainedModel, how: Healing, bf16: bool, memory: Memory | None) -> None:
-        self.model, self.how, self.memory = model.requires_grad_(False), how, memory
+    def __init__(self, model: PreTrainedModel, config: HealConfig, bf16: bool, memory: Memory | None) -> None:
+        self.model, self.config, self.memory = model.requires_grad_(False), config, memory
         self.predicts = predicts_next(model)
         self._options = {"use_cache": False} if any(site.cache != "none" for site in sites_of(model)) else {}
-        self._options |= {"output_hidden_states": True} if how.hidden else {}
+        self._options |= {"output_hidden_states": True} if config.hidden else {}
         self._bf16 = bf16
         self._judged: dict[int, Tensor | Likely] = {}
 
     def loss(self, student: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, first_round: bool) -> Tensor:
         """How far ``student`` is from this model on the windows ``rows``, which hold ``inputs``."""
-        how = self.how
+        config = self.config
         outputs = self._run(student, inputs)
         found, classes = main_output(outputs)
         known = None if first_round or self.memory is None else self._remembered(self.memory, inputs, rows)
         seen = _seen(inputs, found)
         if known is not None:
             classes_NK, logs_NK = (part.to(found.device)[seen] for part in known)
-            total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(found, seen), how.temperature)
+            total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(found, seen), config.temperature)
         else:
             with torch.no_grad():
                 whole = self._run(self.model, inputs)
             wanted = main_output(whole)[0]
-            total = _distance(_outputs(wanted, seen), _outputs(found, seen), classes, how.temperature)
+            total = _distance(_outputs(wanted, seen), _outputs(found, seen), classes, config.temperature)
             if self.memory is not None and classes:
-                self.memory.write(rows, wanted, how.temperature)
-            if how.hidden:
-                total = total + how.hidden * _hidden_error(whole, outputs)
-        if how.next_token:
-            total = total + how.next_token * _next_token(found, inputs)
+                self.memory.write(rows, wanted, config.temperature)
+            if config.hidden:
+                total = total + config.hidden * _hidden_error(whole, outputs)
+        if config.next_token:
+            total = total + config.next_token * _next_token(found, inputs)
         return total
 
     def _remembered(self, memory: Memory, inputs: Mapping[str, Tensor], rows: Tensor) -> Likely | None:
@@ -67,7 +67,7 @@ class Teacher:
         known = memory.read(rows)
         if known is None:
             with torch.no_grad():
-                memory.write(rows, main_output(self._run(self.model, inputs))[0], self.how.temperature)
+                memory.write(rows, main_output(self._run(self.model, inputs))[0], self.config.temperature)
             known = memory.read(rows)
         return known
 
@@ -77,7 +77,7 @@ class Teacher:
         with torch.no_grad():
             wanted, _ = main_output(self._run(self.model, inputs))
         seen = _seen(inputs, found)
-        return _distance(_outputs(wanted, seen), _outputs(found, seen), classes, self.how.temperature)
+        return _distance(_outputs(wanted, seen), _outputs(found, seen), classes, self.config.temperature)
 
     def judge(self, student: nn.Module, inputs: Mapping[str, Tensor], at_once: int) -> dict[str, float]:
         """KL (or relative square error) on held-out windows, and the perplexity of a decoder."""

@@ -24,8 +24,8 @@ from headwise.data.texts import read_texts
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.records.healing import Healing
-from headwise.records.text import TextFormat
+from headwise.records.healing import HealConfig
+from headwise.records.settings import TextFormat
 from headwise.tracing.scoring import predicts_next
 from headwise.training.order import shuffled
 
@@ -63,14 +63,14 @@ def read_windows(
     source: str,
     texts: list[str],
     inputs: Path | None,
-    how: Healing,
+    config: HealConfig,
     text_format: TextFormat = "auto",
     accept_text: bool = False,
     *,
     trust_remote_code: bool = False,
 ) -> Windows:
     """The text (or arrays, or pictures) that ``model`` is healed on; the last windows of each kind are held out."""
-    wanted = how.tokens + how.held_out
+    wanted = config.tokens + config.held_out
     if inputs is None:
         check_reads_text(model, source)
     if inputs is not None:
@@ -78,7 +78,7 @@ def read_windows(
         batches = [*found.batches, *found.held_out]
     else:
         tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
-        found = _text_windows(model, source, tokenizer, texts, how, text_format, accept_text)
+        found = _text_windows(model, source, tokenizer, texts, config, text_format, accept_text)
         batches = list(found.batches)
     rows: list[dict[str, Tensor]] = []
     held: list[dict[str, Tensor]] = []
@@ -86,7 +86,7 @@ def read_windows(
     if total < 2:  # noqa: PLR2004 - one to learn from, one to measure on
         raise InputError(f"{found.name} holds a single window: give more text or a shorter context.")
     tokens = sum(batch.tokens for batch in batches)
-    share = min(how.held_out / tokens, MOST_HELD_OUT)
+    share = min(config.held_out / tokens, MOST_HELD_OUT)
     for kind in dict.fromkeys(batch.kind for batch in batches):
         mine = [row for batch in batches if batch.kind == kind for row in _rows(batch)]
         last = max(1, min(round(share * len(mine)), len(mine) - 1))
@@ -97,12 +97,18 @@ def read_windows(
 
 
 def _text_windows(
-    model: PreTrainedModel, source: str, tokenizer: Any, names: list[str], how: Healing, form: TextFormat, accept: bool
+    model: PreTrainedModel,
+    source: str,
+    tokenizer: Any,
+    names: list[str],
+    config: HealConfig,
+    form: TextFormat,
+    accept: bool,
 ) -> Calibration:
     shape = shape_of(model)
-    context = min(how.context, shape.max_tokens or how.context)
+    context = min(config.context, shape.max_tokens or config.context)
     texts = read_texts(names, form, chat=has_chat(tokenizer) and predicts_next(model))
-    wanted = max(how.tokens + how.held_out, 2 * context)
+    wanted = max(config.tokens + config.held_out, 2 * context)
     found = evaluation_windows(model, shape, source, tokenizer, texts, wanted, context, accept=accept)
     return replace(found, notes=[])  # a text that is short is read again
 

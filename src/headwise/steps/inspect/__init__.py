@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -26,11 +26,12 @@ from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_writable
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
 from headwise.records.profile import Profile
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.steps.inspect.checks import check_predictions
@@ -40,7 +41,6 @@ from headwise.steps.inspect.work import Work
 
 SPECTRAL_TOKENS = 1024  # spectra of whole attention maps are dear: taken on a few batches of each length only
 PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
-Progress = Callable[[int, int, str], None]
 
 
 @locking("output")
@@ -58,7 +58,7 @@ def inspect(
     seed: int = 0,
     maps: bool = True,
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> Profile:
     """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress, silent
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.profile import Check, Profile, rounded
 from headwise.reduction.plans import plan_for
@@ -16,7 +17,6 @@ from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 
 SHARES = (0.75, 0.5)  # each takes a refit, as long as a few passes over the text
-Progress = Callable[[int, int, str], None]
 
 
 def check_predictions(
@@ -24,7 +24,7 @@ def check_predictions(
     profile: Profile,
     tensors: Mapping[str, Tensor],
     held_out: Sequence[Batch],
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> tuple[Check, ...]:
     """Predicted and measured loss increase of plans for a few shares of the cache (or the weights)."""
     kind, checks = natural_budget(profile.shape), []

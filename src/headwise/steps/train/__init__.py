@@ -12,14 +12,14 @@ from typing import Any, cast
 from headwise.checkpoints.save import save_student
 from headwise.data.processors import open_tokenizer
 from headwise.files.locks import locking
+from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
-from headwise.records.training import CURVE, Training
-from headwise.steps.train.examples import Progress
+from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
-from headwise.training.processes import first_then_all, in_half, join_processes
+from headwise.training.processes import first_then_all, join_processes, use_bf16
 from headwise.training.work import Work
 
 
@@ -30,11 +30,11 @@ def train(
     output: Path,
     *,
     tokenizer: str | None = None,
-    how: Training | None = None,
+    config: TrainConfig | None = None,
     track: str | None = None,
     command: str = "",
     trust_remote_code: bool = False,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train a model of the plan's shape on ``data`` and write it to ``output`` at its best.
 
@@ -42,7 +42,7 @@ def train(
     last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets ``tokenizer`` run code
     of its own.
     """
-    plan, asked = Plan.load(plan_file), how or Training()
+    plan, asked = Plan.load(plan_file), config or TrainConfig()
     check_free(output)
     check_plan(plan)
     folder = output.with_name(f"{output.name}.training")
@@ -51,13 +51,13 @@ def train(
     examples = first_then_all(
         accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress, **trusted)
     )
-    how = settled(asked, plan, examples)
-    half = in_half(accelerator, how.precision, plan.width)
-    how = replace(how, precision="bf16" if half else "fp32")
-    work = Work(folder, run_hash(plan, examples.sha256, how, accelerator.num_processes))
+    config = settled(asked, plan, examples)
+    half = use_bf16(accelerator, config.precision, plan.width)
+    config = replace(config, precision="bf16" if half else "fp32")
+    work = Work(folder, run_hash(plan, examples.sha256, config, accelerator.num_processes))
     if track is not None:
-        accelerator.init_trackers("headwise-train", config=how.facts())
-    task = Task(examples, how, half, accelerator.num_processes, accelerator.process_index)
+        accelerator.init_trackers("headwise-train", config=config.facts())
+    task = Task(examples, config, half, accelerator.num_processes, accelerator.process_index)
     fit_plan(accelerator, plan, task, work, progress)
     accelerator.end_training()
     best = work.best() if accelerator.is_main_process else None
@@ -72,7 +72,7 @@ def train(
     lines = work.metrics()
     scores = next(line["scores"] for line in lines if "scores" in line and line["step"] == best.step)
     told = {
-        **how.facts(),
+        **config.facts(),
         "data": ", ".join(path.name for path in data),
         "tokens": lines[-1]["tokens"],
         "best": best.step,

@@ -10,7 +10,6 @@ from torch import Tensor
 from headwise.files.errors import InputError
 
 MOST_HELD_OUT = 0.1  # of all rows
-Progress = Callable[[int, int, str], None]
 Rows = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 
 

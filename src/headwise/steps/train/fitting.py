@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress
 from headwise.linalg.divergence import perplexity
 from headwise.records.blueprint import Text
 from headwise.records.plan import Plan
-from headwise.records.training import Training, usual_rate
-from headwise.steps.train.examples import Examples, Progress
+from headwise.records.training import TrainConfig, usual_rate
+from headwise.steps.train.examples import Examples
 from headwise.steps.train.pictures import read_pictures
 from headwise.steps.train.windows import read_windows
 from headwise.training.fresh import fresh_model
@@ -36,7 +37,7 @@ def read_examples(
     plan: Plan,
     files: Sequence[Path],
     tokenizer: str | None,
-    how: Training,
+    config: TrainConfig,
     folder: Path,
     progress: Progress,
     *,
@@ -47,10 +48,10 @@ def read_examples(
     if not files:
         raise InputError("There is nothing to learn from: give --data.")
     if isinstance(reads, Text):
-        return read_windows(reads, files, tokenizer, how, folder, progress, trust_remote_code=trust_remote_code)
-    if tokenizer is not None or how.context is not None:
+        return read_windows(reads, files, tokenizer, config, folder, progress, trust_remote_code=trust_remote_code)
+    if tokenizer is not None or config.context is not None:
         raise InputError("A vit reads images: leave out --tokenizer and --context.")
-    return read_pictures(reads, files, how)
+    return read_pictures(reads, files, config)
 
 
 def check_plan(plan: Plan) -> None:
@@ -64,12 +65,12 @@ def check_plan(plan: Plan) -> None:
         )
 
 
-def settled(how: Training, plan: Plan, examples: Examples) -> Training:
+def settled(config: TrainConfig, plan: Plan, examples: Examples) -> TrainConfig:
     """``how`` with nothing left open."""
     return replace(
-        how,
-        tokens=how.tokens or examples.count * examples.tokens_each,
-        rate=how.rate or usual_rate(plan.shape_to_build().total_parameters()),
+        config,
+        tokens=config.tokens or examples.count * examples.tokens_each,
+        rate=config.rate or usual_rate(plan.shape_to_build().total_parameters()),
         context=examples.tokens_each,
     )
 
@@ -79,25 +80,27 @@ def whole_steps(tokens: float, step_tokens: int) -> int:
     return max(1, round(tokens / step_tokens))
 
 
-def run_hash(plan: Plan, data: str, how: Training, processes: int = 1) -> str:
+def run_hash(plan: Plan, data: str, config: TrainConfig, processes: int = 1) -> str:
     """What tells this training, on ``data`` of a hash, from any other."""
-    facts = [plan.text(), data, how.facts(), processes]
+    facts = [plan.text(), data, config.facts(), processes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 class Task:
     """One training: what a model is asked, and how well it answers."""
 
-    def __init__(self, examples: Examples, how: Training, half: bool, processes: int = 1, process: int = 0) -> None:
-        self.examples, self.how, self.half = examples, how, half
+    def __init__(
+        self, examples: Examples, config: TrainConfig, half: bool, processes: int = 1, process: int = 0
+    ) -> None:
+        self.examples, self.config, self.half = examples, config, half
         self.processes, self.process = processes, process
-        self.step_tokens = how.batch * how.accumulate * processes * examples.tokens_each
+        self.step_tokens = config.batch * config.accumulate * processes * examples.tokens_each
         self._options = {"use_cache": False} if examples.tokenizer else {}
 
     def loss(self, model: nn.Module, part: int) -> Tensor:
         """Cross-entropy of the batch that is this process's share of ``part``."""
-        first = (part * self.processes + self.process) * self.how.batch
-        logits, wanted = self._run(model, shuffled(self.examples.count, first, self.how.batch, self.how.seed))
+        first = (part * self.processes + self.process) * self.config.batch
+        logits, wanted = self._run(model, shuffled(self.examples.count, first, self.config.batch, self.config.seed))
         return cross_entropy(logits, wanted)
 
     def judge(self, model: nn.Module) -> dict[str, float]:
@@ -105,7 +108,7 @@ class Task:
         numbers = torch.arange(self.examples.count, self.examples.count + self.examples.held_out)
         text, nats, right, total = bool(self.examples.tokenizer), 0.0, 0, 0
         with torch.no_grad():
-            for some in numbers.split(self.how.batch):
+            for some in numbers.split(self.config.batch):
                 logits, wanted = self._run(model, some)
                 nats += cross_entropy(logits, wanted, reduction="sum").item()
                 right += 0 if text else int((logits.argmax(-1) == wanted).sum())
@@ -124,17 +127,17 @@ class Task:
 
 def fit_plan(accelerator: Accelerator, plan: Plan, task: Task, work: Work, progress: Progress) -> None:
     """Train a model of ``plan`` by ``task``, whose settings are `settled`; ``work`` keeps its best weights."""
-    how = task.how
-    model = fresh_model(plan, how.seed)
+    config = task.config
+    model = fresh_model(plan, config.seed)
     if accelerator.distributed_type != DistributedType.FSDP:  # which may be needed because one device cannot hold it
         model.to(accelerator.device)
-    steps = whole_steps(cast(int, how.tokens), task.step_tokens)
+    steps = whole_steps(cast(int, config.tokens), task.step_tokens)
     schedule = Schedule(
         steps=steps,
-        rate=cast(float, how.rate),
-        every=max(1, steps // how.evaluations),
+        rate=cast(float, config.rate),
+        every=max(1, steps // config.evaluations),
         tokens=task.step_tokens,
-        accumulate=how.accumulate,
-        decay=how.decay,
+        accumulate=config.accumulate,
+        decay=config.decay,
     )
     fit(accelerator, model, schedule, task.loss, task.judge, work, progress)

@@ -12,13 +12,13 @@ from torch import Tensor
 from headwise.data.arrays import read_arrays
 from headwise.files.errors import InputError
 from headwise.records.blueprint import Images
-from headwise.records.training import Training
+from headwise.records.training import TrainConfig
 from headwise.steps.train.examples import Examples
 
 PIXELS, LABELS = "pixel_values", "labels"
 
 
-def read_pictures(reads: Images, files: Sequence[Path], how: Training) -> Examples:
+def read_pictures(reads: Images, files: Sequence[Path], config: TrainConfig) -> Examples:
     """Pictures and labels out of .npz files, mixed once: files may be sorted by label, and their end is held out."""
     found = [_read(file.expanduser(), reads) for file in files]
     pixels_BCYX, labels_B = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -29,7 +29,7 @@ def read_pictures(reads: Images, files: Sequence[Path], how: Training) -> Exampl
         lambda numbers: ({PIXELS: pixels_BCYX[numbers]}, labels_B[numbers]),
         len(labels_B),
         reads.tokens,
-        how.held_out,
+        config.held_out,
         ", ".join(map(str, files)),
         digest.hexdigest(),
     )

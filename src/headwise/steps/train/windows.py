@@ -20,10 +20,11 @@ from headwise.data.sources import Source, check_source, pieces_of
 from headwise.data.vocabulary import learn_tokenizer
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress
 from headwise.files.writing import replacing, write_text
 from headwise.records.blueprint import Text
-from headwise.records.training import Training
-from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Progress, Rows
+from headwise.records.training import TrainConfig
+from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Rows
 
 AT_ONCE = 16  # pieces of text that become tokens together, in parallel where the tokenizer can
 SMALL = 2**16
@@ -34,7 +35,7 @@ def read_windows(
     reads: Text,
     files: Sequence[Path],
     tokenizer: str | None,
-    how: Training,
+    config: TrainConfig,
     folder: Path,
     progress: Progress,
     *,
@@ -44,7 +45,7 @@ def read_windows(
 
     Without a ``tokenizer`` one is learnt from the text, without its end, which is measured on.
     """
-    context = how.context or reads.context
+    context = config.context or reads.context
     if context > reads.context:
         raise InputError(f"A context of {context:,} is asked for, but the plan's model has one of {reads.context:,}.")
     sources = [check_source(file.expanduser()) for file in files]
@@ -73,7 +74,7 @@ def read_windows(
         _seal(file)
     tokens = _open_tokens(file, kind, reads.vocab)
     rows = rows_of(tokens, context)
-    found = Examples.split(rows, (len(tokens) - 1) // context, context, how.held_out, name, made)
+    found = Examples.split(rows, (len(tokens) - 1) // context, context, config.held_out, name, made)
     return replace(found, tokenizer=tokenizer)
 
 

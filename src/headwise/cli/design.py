@@ -1,0 +1,63 @@
+"""headwise design"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise.cli.options import AsJson
+from headwise.files.writing import check_file
+from headwise.records.settings import DesignConfig
+
+
+def design(
+    config: DesignConfig,
+    family: Annotated[
+        Literal["llama", "gpt2", "vit"], typer.Option(help="llama or gpt2 for text, vit for images.")
+    ] = "llama",
+    choose: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Candidate to write instead of the recommended one.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan to write.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Page to write; by default design.html beside the plan, if there is one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose shapes for a model that does not exist yet, all of the same size, the usual one among them."""
+    from headwise.records.design import Request
+    from headwise.report.designs import print_design
+    from headwise.report.page.design import write_design_page
+    from headwise.steps.design import design as propose
+    from headwise.steps.design import read_ends
+
+    text = {"vocab": config.vocab, "context": config.context}
+    images = {
+        "image-size": config.image_size,
+        "patch-size": config.patch_size,
+        "channels": config.channels,
+        "labels": config.labels,
+    }
+    ends = read_ends(family, text, images)
+    page = page or (None if output is None else output.with_name("design.html"))
+    for file in (output, page):
+        if file is not None:
+            check_file(file)
+    proposal = propose(
+        Request(family, config.params, ends, config.kv_bytes_per_token, config.lags, config.intrinsic_dim)
+    )
+    chosen = proposal.choose(choose)
+    if output is not None:
+        chosen.plan.save(output)
+    if page is not None:
+        write_design_page(proposal, page)
+    if as_json:
+        typer.echo(proposal.json())
+        return
+    print_design(proposal)
+    if output is not None:
+        typer.echo(f"\n{output}: {chosen.name}")
+    if page is not None:
+        typer.echo(f"{page}  <- open in a browser")

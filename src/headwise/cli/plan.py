@@ -1,0 +1,111 @@
+"""headwise plan"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli.heavy import importing
+from headwise.cli.inspect import results_of
+from headwise.cli.options import AsJson
+from headwise.cli.progress import watched
+from headwise.files.errors import InputError
+from headwise.files.writing import check_file
+from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig, OpenConfig, PlanConfig, ReadConfig
+
+
+def plan(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE|MODEL", help="profile.json, the folder inspect wrote, or a model that is measured first."
+        ),
+    ],
+    budget: BudgetConfig,
+    bound: BoundConfig,
+    cache: CacheConfig,
+    config: PlanConfig,
+    reading: ReadConfig,
+    opening: OpenConfig,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to measure on: a MODEL, or the bound, which by default takes what the profile held out.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Plan to write.")] = Path("plan.json"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Choose what every layer keeps so that one budget is kept to where the loss feels it least.
+
+    From a profile this takes a second. A model is measured first, into the folder headwise-MODEL-statistics.
+    """
+    from headwise.report.plans import print_plan
+    from headwise.steps.plan import make_plan, read_budget, read_layers
+
+    limit = read_budget(budget, bound, cache)
+    protected = frozenset() if config.protect is None else read_layers(config.protect)
+    file = None if dry_run else output
+    if file is not None:
+        check_file(file)
+    folder = _profile_of(source, text, reading, opening)
+    options = {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform}
+    if limit is not None:
+        chosen, profile = make_plan(folder, file, limit, **options)
+    else:
+        with importing():
+            from headwise.steps.search import plan_within
+        with watched() as progress:
+            chosen, profile = plan_within(
+                folder,
+                file,
+                bound.nats or 0.0,
+                texts=() if _is_model(source) else text or (),
+                text_format=reading.text_format,
+                accept_text=reading.accept_text,
+                context=cache.cache_tokens,
+                dtype=cache.cache_dtype,
+                trust_remote_code=opening.trust_remote_code,
+                progress=progress,
+                **options,
+            )
+    if as_json:
+        typer.echo(chosen.text())
+        return
+    print_plan(chosen, profile)
+    if not dry_run:
+        typer.echo(f"\n{output}")
+
+
+def _is_model(source: str) -> bool:
+    """Whether ``source`` is a model, and not a profile or the folder of one."""
+    path = Path(source).expanduser()
+    return path.name != "profile.json" and not (path / "profile.json").is_file()
+
+
+def _profile_of(source: str, text: list[str] | None, reading: ReadConfig, opening: OpenConfig) -> Path:
+    """The folder of a profile: ``source`` itself, or where the model ``source`` is measured for planning."""
+    path = Path(source).expanduser()
+    if not _is_model(source):
+        return path.parent if path.name == "profile.json" else path
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise InputError(f"{source} holds no profile.json and no model.")
+    with importing():
+        from headwise.steps.inspect import inspect as measure
+    folder = Path(f"{results_of(source)}-statistics")
+    with watched() as progress:
+        measure(
+            source,
+            folder,
+            texts=text or (),
+            text_format=reading.text_format,
+            accept_text=reading.accept_text,
+            maps=False,
+            trust_remote_code=opening.trust_remote_code,
+            progress=progress,
+        )
+    return folder
