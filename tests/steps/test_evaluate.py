@@ -12,10 +12,11 @@ from PIL import Image
 from torch.nn.functional import cosine_similarity, log_softmax
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaForSequenceClassification, LlamaModel
 
-from headwise import LayerPlan, Plan, Scores, build_reduced, cli, cost_of, evaluate, open_model, shape_of
+from headwise import LayerPlan, Plan, Scores, cli, cost_of, evaluate, open_model, shape_of
 from headwise.data.calibration import evaluation_windows
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text
+from headwise.reduction.build import build_reduced
 from headwise.tracing import speed as running
 from tests.tiny import DECODERS, LATENT_MODELS, tiny
 from tests.tokens import save_tokenizer

@@ -136,7 +136,7 @@ def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) 
     return cost_of(shape, ids.shape[1], ids.shape[0], DTYPES[model.dtype]).kv_bytes
 
 
-def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found: Mapping[str, Any]) -> str:
+def card(student: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
     """The model card: where the model comes from, how it was made, what it costs, how to open it."""
     reduced = plan.blueprint is None
     base = source if reduced and source and not Path(source).expanduser().exists() else None
@@ -157,11 +157,11 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         )
     if reduced:
         title = f"{Path(source).name or 'model'}, reduced"
-        made = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
+        origin = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
     else:
         title = f"{plan.family} model, built from scratch"
-        made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
-    how = _budget(plan) + _how(found)
+        origin = f"Built as a {plan.family} model with {len(plan.layers)} layers"
+    history = _budget(plan) + _history(facts)
     return (
         f"""---
 {data.to_yaml()}
@@ -176,15 +176,15 @@ from transformers import {opener}
 
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
-{_pooled(trust) if found.get("pools") else ""}
-{made}{f", by `{command}`" if command else ""}.
-{how}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
+{_pooled(trust) if facts.get("pools") else ""}
+{origin}{f", by `{command}`" if command else ""}.
+{history}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 
 {_layer_table(shape, plan)}
 
-Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
-{" ".join(found.get("notes", ()))}
+Checked when saved: reopened in a fresh process, largest difference of outputs {facts["difference"]:.1e}.
+{" ".join(facts.get("notes", ()))}
 """.rstrip()
         + "\n"
     )
@@ -221,30 +221,30 @@ def _budget(plan: Plan) -> str:
     return f"Its budget: {words}.\n" if words else ""
 
 
-def _how(found: Mapping[str, Any]) -> str:
-    """How the weights were found, for the card."""
+def _history(facts: Mapping[str, Any]) -> str:
+    """Where the weights come from, for the card."""
     ways = {
         "weighted": "Cut along the directions its loss feels most, measured on text",
         "token-weighted": "Cut along directions weighted by second moments of tokens",
         "svd": "Cut by the weights alone (truncated SVD)",
     }
-    if healed := found.get("healed"):
+    if healed := facts.get("healed"):
         return (
             f"Healed by distillation from {Path(healed['teacher']).name}: {healed['tokens']:,} tokens of "
             f"{Path(healed['text']).name}, {healed['train']} trained in {healed['precision']}; {healed['score']} on "
             f"held-out text "
             f"{healed['before']:.4f} before, {healed['after']:.4f} after.\n"
         )
-    if trained := found.get("trained"):
+    if trained := facts.get("trained"):
         scores = ", ".join(f"{name} {value:.4f}" for name, value in trained["scores"].items())
         return (
             f"Trained on {trained['tokens']:,} tokens of {trained['data']} (AdamW, learning rate "
             f"{trained['rate']:.2g}, seed {trained['seed']}, {trained['precision']}); on held-out data {scores}.\n"
         )
-    if found.get("method") not in ways:
+    if facts.get("method") not in ways:
         return ""
-    fitted = f"; {' and '.join(found['refit'])} refitted by least squares" if found.get("refit") else ""
-    return f"{ways[found['method']]}{fitted}. No training.\n"
+    fitted = f"; {' and '.join(facts['refit'])} refitted by least squares" if facts.get("refit") else ""
+    return f"{ways[facts['method']]}{fitted}. No training.\n"
 
 
 def add_scores(folder: Path, table: str) -> None:

@@ -1,4 +1,4 @@
-"""The smallest model whose measured damage stays within a bound: bisection over budgets, on real forward passes."""
+"""The smallest model whose measured loss increase stays within a bound: bisection over budgets, by forward passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headwise.files.progress import Progress, silent
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
-from headwise.records.text import TextFormat
+from headwise.records.settings import TextFormat
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
@@ -78,7 +78,7 @@ def plan_within(
         unseen = _unseen(model, profile, source, tensors, tokenizer, read, accept_text)
     elif not unseen:
         raise InputError("This profile held nothing out to measure on: give other text with --text.")
-    damage = _damage(model, source, unseen)
+    loss_increase = _loss_increase(model, source, unseen)
     too_small, fine, least = 0, STEPS, math.inf
     while fine - too_small > 1:
         tried = (fine + too_small) // 2
@@ -88,26 +88,26 @@ def plan_within(
         except BudgetError:
             too_small = tried
             continue
-        found = damage(reduce_model(model, plan, tensors, form="stock" if uniform else "auto").model)
-        least = min(least, found)
-        if found <= bound:
-            fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": found})
+        measured = loss_increase(reduce_model(model, plan, tensors, form="stock" if uniform else "auto").model)
+        least = min(least, measured)
+        if measured <= bound:
+            fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": measured})
         else:
             too_small = tried
     if fine == STEPS:
         raise InputError(
-            f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more damage."
+            f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more."
         )
     tokens = sum(batch.inputs[model.main_input_name].shape[:2].numel() for batch in unseen)
-    made = replace(
+    plan = replace(
         best,
         budget={**best.budget, "max_loss_increase": bound},
         predicted={**best.predicted, "unseen": tokens},
         profile=str(folder.resolve()),
     )
     if output is not None:
-        made.save(output)
-    return made, profile
+        plan.save(output)
+    return plan, profile
 
 
 def _unseen(
@@ -122,17 +122,17 @@ def _unseen(
     """Windows of ``texts`` of which nothing was calibrated on."""
     calibrated = {stretch for batch in profiled_batches(tensors) for stretch in _stretches(batch.inputs["input_ids"])}
     window = int(profile.settings.get("context", 0)) or profile.shape.max_tokens
-    found = evaluation_windows(
+    windows = evaluation_windows(
         model, profile.shape, source, tokenizer, texts, MOST_TOKENS, min(WINDOW, window), accept=accept
     )
     unseen = [
         Batch({"input_ids": row[None]}, len(row), (), batch.kind)
-        for batch in found.batches
+        for batch in windows.batches
         for row in batch.inputs["input_ids"]
         if not _stretches(row[None]) & calibrated
     ]
     if not unseen:
-        raise InputError(f"All of {found.name} was calibrated on: give text that the model was not measured on.")
+        raise InputError(f"All of {windows.name} was calibrated on: give text that the model was not measured on.")
     chosen = np.linspace(0, len(unseen) - 1, min(len(unseen), max(1, TOKENS // unseen[0].tokens))).round().astype(int)
     return [unseen[place] for place in chosen]
 
@@ -143,7 +143,7 @@ def _stretches(ids_BT: Tensor) -> set[tuple[int, ...]]:
     return {tuple(row[start : start + STRETCH]) for row in rows for start in range(len(row) - STRETCH + 1)}
 
 
-def _damage(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Callable[[PreTrainedModel], float]:
+def _loss_increase(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Callable[[PreTrainedModel], float]:
     if not predicts_next(model):
         return lambda other: measure_distance(model, other, batches).divergence
     before = cast(float, text_losses(model, source, batches).mean())
