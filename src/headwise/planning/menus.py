@@ -49,7 +49,9 @@ def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], 
     menus: Menus = {(number, ATTENTION): [_whole(request, layer)] for number, layer in enumerate(layers)}
     for source in sources:
         for part, option in source(request):
-            menus.setdefault(part, [_whole(request, layers[part[0]])]).append(option)
+            if part not in menus:
+                menus[part] = [_whole(request, layers[part[0]])]
+            menus[part].append(option)
     return {part: frontier(menus[part]) for part in sorted(menus)}
 
 
