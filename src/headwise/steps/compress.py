@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.load import open_model, open_shape
 from headwise.checkpoints.profile_tensors import check_profile_inputs
-from headwise.checkpoints.profiled import TENSORS, check_measured, open_profile
+from headwise.checkpoints.profiled import TENSORS, Profile, check_measured
 from headwise.checkpoints.save import save_student
 from headwise.data.fitness import check_settings
 from headwise.files.errors import InputError
@@ -54,7 +54,8 @@ def compress(
         refit = DEFAULT_REFIT if method == "weighted" else ()
     if refit and folder is None:
         raise InputError("Fitting needs the text of a profile; name its folder with --profile, or use --refit none.")
-    measured, tensors = (None, {}) if folder is None else open_profile(folder)
+    measured = None if folder is None else Profile.load(folder)
+    tensors = {} if measured is None else measured.tensors
     if measured is not None and measured.shape != shape:
         raise InputError(f"{folder} holds the profile of another model.")
     model = open_model(source)

@@ -12,14 +12,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from headwise.data.calibration import (
-    Batch,
-    Calibration,
-    check_reads_text,
-    evaluation_windows,
-    file_calibration,
-)
+from headwise.data.calibration import Batch, Calibration, check_reads_text, evaluation_windows
 from headwise.data.processors import open_tokenizer
+from headwise.data.ready import input_calibration
 from headwise.data.texts import read_texts
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
@@ -74,7 +69,7 @@ def read_windows(
     if inputs is None:
         check_reads_text(model, source)
     if inputs is not None:
-        found = file_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
+        found = input_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
         batches = [*found.batches, *found.held_out]
     else:
         tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
