@@ -29,6 +29,7 @@ from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.records.budget import Budget
 from headwise.records.healing import RATES, HealConfig
+from headwise.records.settings import CompressConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
@@ -147,7 +148,7 @@ def main():  # noqa: PLR0915 - a table, row by row
             if not student.exists():
                 if not plan.exists():
                     make_plan(folder / "run", plan, Budget("keep_kv", share))
-                compress(source, plan, student, method=start)
+                compress(source, plan, student, config=CompressConfig(method=start))
             return student
 
         def go(share, tokens, stage="both", train="attention", start="weighted", **more):

@@ -11,10 +11,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headwise import __version__
+from headwise.checkpoints.card import add_scores
 from headwise.checkpoints.load import open_shape
 from headwise.checkpoints.loaded import Loaded
 from headwise.checkpoints.profiled import PROFILE, TENSORS, Profile
-from headwise.checkpoints.save import add_scores
 from headwise.data.texts import read_text
 from headwise.families.shapes import shape_of
 from headwise.files.contents import contents_of
@@ -35,7 +35,7 @@ from headwise.report.page import write_page
 from headwise.report.scores import markdown
 from headwise.steps.compress import compress, compress_model
 from headwise.steps.evaluate import evaluate, evaluate_folders
-from headwise.steps.plan import make_plan, read_budget
+from headwise.steps.plan import given_budget, make_plan
 from headwise.tracing.placement import as_it_was
 
 DONE, PLAN, MODEL, HEALED, SCORES = "run.json", "plan.json", "model", "healed", "scores.json"
@@ -91,7 +91,7 @@ def run(
         import headwise.training  # noqa: F401, PLC0415 - says at once if the extra [train] is missing
     loaded = Loaded.of(model, tokenizer, config.opening)
     given = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
-    budget = _budget(shape_of(loaded.model), chosen_budget(given, cache or CacheConfig()))
+    budget = _budget(shape_of(loaded.model), given_budget(given, cache or CacheConfig()))
     common = {"reading": config.reading, "opening": config.opening, "progress": progress}
     profile = inspect(loaded, text=text, inputs=inputs, config=config.inspect, **common)
     progress(0, 1, "planning")
@@ -242,11 +242,6 @@ def run_folder(
     ledger.do("page", (PAGE,), [measured, decided, models, scored], show)
     ledger.close()
     return profile, plan, scores
-
-
-def chosen_budget(budget: BudgetConfig, cache: CacheConfig) -> Budget | None:
-    """The one budget that is given; None where none is."""
-    return read_budget(budget, None, cache) if budget != BudgetConfig() else None
 
 
 def _check_given(text: Any, eval_text: Any, inputs: Any, eval_inputs: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.loaded import Loaded
-from headwise.checkpoints.save import DTYPES
+from headwise.checkpoints.verify import DTYPES
 from headwise.data.calibration import Calibration
 from headwise.data.ready import are_batches
 from headwise.data.texts import Files

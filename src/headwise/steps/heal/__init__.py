@@ -59,13 +59,14 @@ def heal(
     track: str | None = None,
     command: str = "",
     trust_remote_code: bool = False,
+    teacher: PreTrainedModel | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
     last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets tokenizers run code of
-    their own.
+    their own. ``teacher`` is the model at ``teacher_source``, where it is open already; it is placed where training is.
     """
     config = config or HealConfig()
     check_free(output)
@@ -73,7 +74,8 @@ def heal(
     if not plan_file.is_file():
         raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
     plan = Plan.load(plan_file)
-    student, teacher = open_model(source), open_model(teacher_source)
+    student = open_model(source)
+    teacher = open_model(teacher_source) if teacher is None else teacher
     check_settings(student, source)
     reduced = _check_pair(source, student, teacher_source, teacher, plan, trust_remote_code)
     _check_wanted(config, teacher)
