@@ -207,11 +207,10 @@ def run_folder(
                 place / HEALED,
                 texts=texts,
                 inputs=inputs,
-                text_format=reading.text_format,
-                accept_text=reading.accept_text,
                 config=config.heal,
+                reading=reading,
+                opening=opening,
                 command=command,
-                trust_remote_code=opening.trust_remote_code,
                 teacher=dense.model,
                 progress=progress,
             )

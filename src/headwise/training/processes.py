@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -37,19 +39,27 @@ def join_processes(track: str | None = None, logs: Path | None = None) -> Accele
     return accelerator
 
 
+@contextmanager
+def shared_folder(accelerator: Accelerator) -> Generator[Path, None, None]:
+    """A folder that all processes of this machine use while the block lasts; the first makes and removes it."""
+    with tempfile.TemporaryDirectory(prefix="headwise-") if accelerator.is_main_process else nullcontext("") as own:
+        (name,) = broadcast_object_list([own])
+        yield Path(name)
+
+
 def first_then_all(accelerator: Accelerator, make: Callable[[], T]) -> T:
     """What ``make`` gives, in the first process before the others; if its input is wrong, only the first says so."""
-    found, wrong = None, [None]
+    result, wrong = None, [None]
     if accelerator.is_main_process:
         try:
-            found = make()
+            result = make()
         except InputError as error:
             wrong = [str(error)]
-    (told,) = broadcast_object_list(wrong)
-    if told is None:
-        return make() if found is None else found
+    (sentence,) = broadcast_object_list(wrong)
+    if sentence is None:
+        return make() if result is None else result
     if accelerator.is_main_process:
-        raise InputError(told)
+        raise InputError(sentence)
     raise SystemExit(2)
 
 
