@@ -1,7 +1,7 @@
 """Plans from real profiles of tiny models: budgets that hold exactly, and students that can be built from them."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
 from headwise.records.plan import LayerPlan, Plan
 from headwise.records.profile import Check, Profile
+from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig
 from headwise.reduction.build import build_student
 from headwise.reduction.widths.directions import kept_directions
 from headwise.report.plans import print_plan
@@ -208,7 +209,9 @@ def test_what_fits_is_read_as_people_write_it():
 
 
 def test_one_budget_and_sensible_layers():
-    assert read_budget(fit="1GB at 2k", dtype="fp8") == Budget("fit", 10**9, 2048, 1, "fp8")
+    fit = read_budget(BudgetConfig(fit="1GB at 2k"), None, CacheConfig(cache_dtype="fp8"))
+    assert fit == Budget("fit", 10**9, 2048, 1, "fp8")
+    assert read_budget(BudgetConfig(), BoundConfig(max_loss_increase=0.1), CacheConfig()) is None
     assert read_layers("0,1,28-29") == {0, 1, 28, 29}
     for wrong in (
         {},
@@ -216,11 +219,18 @@ def test_one_budget_and_sensible_layers():
         {"keep_kv": 0.0},
         {"keep_attention_params": 1.5},
         {"kv_bytes_per_token": 0},
-        {"keep_kv": 0.5, "dtype": "int3"},
-        {"fit": "1GB at 2k", "context": 5},
+        {"keep_kv": 0.5, "cache_dtype": "int3"},
+        {"fit": "1GB at 2k", "cache_tokens": 5},
+        {"keep_kv": 0.5, "max_loss_increase": 0.1},
+        {"max_ppl_increase": 0.1, "max_loss_increase": 0.1},
     ):
+        configs = (BudgetConfig, BoundConfig, CacheConfig)
+        own = [
+            {name: wrong[name] for name in (each.name for each in fields(config)) if name in wrong}
+            for config in configs
+        ]
         with pytest.raises(InputError):
-            read_budget(**wrong)
+            read_budget(*(config(**values) for config, values in zip(configs, own, strict=True)))
     for wrong in ("", "1;2", "a", "3-", "-3"):
         with pytest.raises(InputError, match="Layers are numbers"):
             read_layers(wrong)

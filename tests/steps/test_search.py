@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from headwise.files.errors import InputError
+from headwise.records.settings import BoundConfig
 from headwise.steps import search
 from headwise.steps.inspect import inspect
-from headwise.steps.search import plan_within, read_bound
+from headwise.steps.search import plan_within
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -76,8 +77,10 @@ def test_a_bound_nothing_meets_is_refused(tmp_path, monkeypatch):
 
 
 def test_bounds_are_perplexity_or_nats():
-    assert read_bound("2%") == pytest.approx(math.log(1.02))
-    assert read_bound("0.02") == 0.02
-    for wrong in ("", "%", "two", "-1%", "0", "nan"):
-        with pytest.raises(InputError, match="Damage is a percentage"):
-            read_bound(wrong)
+    assert BoundConfig(max_ppl_increase=0.02).nats == pytest.approx(math.log(1.02))
+    assert BoundConfig(max_loss_increase=0.02).nats == 0.02
+    assert BoundConfig().nats is None
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        for name in ("max_loss_increase", "max_ppl_increase"):
+            with pytest.raises(InputError, match=f"`{name}` must be more than 0"):
+                BoundConfig(**{name: wrong})
