@@ -18,8 +18,8 @@ from headwise.reduction.build import build_student
 from headwise.reduction.widths.apply import cut_attention
 from headwise.reduction.widths.directions import kept_directions
 from headwise.steps.compress import compress
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

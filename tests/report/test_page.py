@@ -17,7 +17,7 @@ from headwise.records.profile import QUANTITIES, Profile
 from headwise.report.page import render, write_page
 from headwise.report.page.budgets import budget_tables
 from headwise.report.summary import sentence
-from headwise.steps.inspect import inspect
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

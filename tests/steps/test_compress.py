@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.origin import plan_of
 from headwise.checkpoints.profile_tensors import HELD_OUT, profiled_batches
-from headwise.checkpoints.profiled import open_profile
+from headwise.checkpoints.profiled import Profile
 from headwise.checkpoints.save import save
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.families.shapes import shape_of
@@ -22,9 +22,9 @@ from headwise.records.settings import CompressConfig
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths import refit
 from headwise.steps.compress import compress, compress_model, read_pieces
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.tracing.fisher import measure_distance
+from tests.calls import inspect
 from tests.commands import finished, headwise, python
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -191,7 +191,7 @@ def test_in_memory_it_is_the_same_to_the_last_bit_and_the_model_stays_as_it_was(
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     model.lm_head.requires_grad_(False)
     before, tensors = open_model(source), list(model.parameters())
-    small = compress_model(model, Plan.load(plan), open_profile(tmp_path / "run"))
+    small = compress_model(model, Plan.load(plan), Profile.load(tmp_path / "run"))
     save(small, tmp_path / "memory", tokenizer=AutoTokenizer.from_pretrained(source))
     whole, alone = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="auto") for name in ("folder", "memory")
@@ -227,7 +227,7 @@ def test_a_model_in_training_is_reduced_as_one_that_is_not(llama):
 def test_without_a_profile_the_one_the_plan_names_is_taken_and_the_weights_decide_where_it_is_gone(llama):
     folder, source, plan = llama
     model, plan = open_model(source), Plan.load(plan)
-    assert same_bits(compress_model(model, plan), compress_model(model, plan, open_profile(folder / "run")))
+    assert same_bits(compress_model(model, plan), compress_model(model, plan, Profile.load(folder / "run")))
     alone = compress_model(model, replace(plan, profile=""))
     assert same_bits(alone, compress_model(model, plan, config=CompressConfig(method="svd")))
     with pytest.raises(InputError, match="name their folder with `profile`"):
@@ -240,10 +240,10 @@ def test_what_belongs_to_another_model_is_refused_in_memory_too(llama):
     with pytest.raises(InputError, match="`plan` was made for another model: `model` has the same shape"):
         compress_model(other, Plan.load(plan))
     with pytest.raises(InputError, match="`profile` holds the profile of another model: `model` has the same shape"):
-        compress_model(other, replace(Plan.load(plan), fingerprint=""), open_profile(folder / "run"))
+        compress_model(other, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
     wider = tiny("llama", intermediate_size=64)
     with pytest.raises(InputError, match="`profile` holds the profile of another model"):
-        compress_model(wider, replace(Plan.load(plan), fingerprint=""), open_profile(folder / "run"))
+        compress_model(wider, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
 
 
 def test_a_reduced_model_is_reduced_again_and_knows_its_last_plan(llama, tmp_path):

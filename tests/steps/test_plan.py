@@ -24,8 +24,8 @@ from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig
 from headwise.reduction.build import build_student
 from headwise.reduction.widths.directions import kept_directions
 from headwise.report.plans import print_plan
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan, read_budget, read_layers
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
