@@ -37,7 +37,7 @@ from headwise.steps.heal import CURVE, heal
 from headwise.steps.heal.windows import read_windows
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
-from headwise.training.processes import half_suits
+from headwise.training.processes import bf16_suits
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -67,7 +67,7 @@ def continued(source, texts, config, folder):
     windows = read_windows(model, source, texts, None, config)
     make_trainable(model, "attention", range(len(shape_of(model).layers)))
 
-    half = half_suits(model.device, shape_of(model).width)
+    half = bf16_suits(model.device, shape_of(model).width)
 
     def next_token(wrapped, part):
         rows = windows.rows["input_ids"][windows.order(part * config.batch, config.batch, config.seed)]

@@ -32,9 +32,9 @@ from headwise.data.processors import open_tokenizer
 from headwise.data.texts import own_texts, read_texts
 from headwise.families.shapes import shape_of
 from headwise.pipelines.profile import inspect_folder
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.settings import InspectConfig
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
 from headwise.tracing.fisher import measure_distance

@@ -25,7 +25,7 @@ from headwise import cli
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime import modeling_headwise
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
@@ -72,7 +72,7 @@ def given(tmp_path_factory):
     cut = Plan.make(shape, (LayerPlan(4, 2, 4, 5), *map(LayerPlan.full, shape.layers[1:])))
     cut.save(folder / "cut.json")
     Plan.make(shape, tuple(map(LayerPlan.full, shape.layers))).save(folder / "whole.json")
-    build_student(model, cut).save_pretrained(folder / "student")
+    build_reduced(model, cut).save_pretrained(folder / "student")
     save_tokenizer(folder / "student")
     shutil.copy(folder / "cut.json", folder / "student" / "plan.json")
     for name, width in {"wide": 48, "narrow": 32}.items():

@@ -16,7 +16,7 @@ from headwise.cli import main
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from tests.commands import start
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
@@ -43,7 +43,7 @@ def given(tmp_path_factory):
     (folder / "text.txt").write_text("".join(random.Random(0).choices(string.ascii_lowercase, k=9000)))
     shape = shape_of(model)
     cut = Plan.make(shape, (LayerPlan(4, 2, 4, 5), *map(LayerPlan.full, shape.layers[1:])))
-    build_student(model, cut).save_pretrained(folder / "student")
+    build_reduced(model, cut).save_pretrained(folder / "student")
     save_tokenizer(folder / "student")
     cut.save(folder / "student" / "plan.json")
     for name, width in {"wide": 48, "narrow": 32}.items():

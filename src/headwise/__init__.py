@@ -7,7 +7,8 @@ Importing headwise is cheap (no torch) and makes ``AutoModel...from_pretrained``
 from importlib import import_module
 from typing import Any
 
-from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores, cost_of
+from headwise.records import Change, Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores, cost_of
+from headwise.reduction import kinds as _kinds  # noqa: F401 - so that plans know what they can hold
 from headwise.runtime import registration
 
 __version__ = "0.1.0"
@@ -26,7 +27,10 @@ _NEED_TORCH = {
     "write_attention": "headwise.families.weights",
 }
 
+_RENAMED = {"build_student": "build_reduced"}
+
 __all__ = [
+    "Change",
     "Cost",
     "InputError",
     "LayerPlan",
@@ -53,7 +57,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first asked for."""
     if name in _NEED_TORCH:
-        return getattr(import_module(_NEED_TORCH[name]), name)
+        return getattr(import_module(_NEED_TORCH[name]), _RENAMED.get(name, name))
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 

@@ -16,8 +16,8 @@ from headwise.checkpoints.save import save
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.settings import CompressConfig
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths import refit

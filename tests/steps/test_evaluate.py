@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn.functional import cosine_similarity, log_softmax
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaForSequenceClassification, LlamaModel
 
-from headwise import LayerPlan, Plan, Scores, build_student, cli, cost_of, open_model, shape_of
+from headwise import LayerPlan, Plan, Scores, build_reduced, cli, cost_of, open_model, shape_of
 from headwise.data.calibration import evaluation_windows
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text
@@ -35,7 +35,7 @@ def reduced(model):
     shape = shape_of(model)
     layers = [LayerPlan(layer.heads, layer.kv_heads, layer.qk_dim - 2, layer.v_dim - 3) for layer in shape.layers]
     layers[0] = LayerPlan(0, 0, 0, 0)
-    return build_student(model, Plan.make(shape, tuple(layers)))
+    return build_reduced(model, Plan.make(shape, tuple(layers)))
 
 
 @pytest.fixture(scope="module")

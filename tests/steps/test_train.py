@@ -19,8 +19,8 @@ from headwise.cli import app, main
 from headwise.data.vocabulary import END
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.compress import compress
 from headwise.steps.train import train, windows

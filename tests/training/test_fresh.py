@@ -127,8 +127,8 @@ def test_a_narrow_head_turns_and_scales_as_a_stock_head_of_its_width():
 def test_it_saves_and_comes_back(name, tmp_path):
     plan = plan_of(name)
     model = fresh_model(plan)
-    found = save_student(model, tmp_path / "model", plan=plan, source="")
-    assert found["missing"] == []
+    report = save_student(model, tmp_path / "model", plan=plan, source="")
+    assert report["missing"] == []
     assert hw.Plan.load(tmp_path / "model" / "plan.json") == plan
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reduced by headwise" not in card and "built from scratch" in card

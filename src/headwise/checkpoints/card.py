@@ -14,8 +14,9 @@ from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
 from headwise.files.writing import write_text
-from headwise.records.budget import told
+from headwise.records.budget import budget_words
 from headwise.records.plan import Plan
+from headwise.records.shape import DIMS, ModelShape
 from headwise.runtime import modeling_headwise, reopen
 
 SCORES = "## Scores"
@@ -47,10 +48,6 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         title = f"{plan.family} model, built from scratch"
         made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
     how = _budget(plan) + _how(found)
-    rows = "\n".join(
-        f"| {index} | {layer.heads} | {layer.kv_heads} | {layer.qk_dim} | {layer.v_dim} |"
-        for index, layer in enumerate(shape.layers)
-    )
     return (
         f"""---
 {data.to_yaml()}
@@ -70,15 +67,26 @@ model = {opener}.from_pretrained("path/to/this/folder"{trust})
 {how}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 
-| layer | heads | key/value heads | query/key width | value width |
-| --- | --- | --- | --- | --- |
-{rows}
+{_layer_table(shape, plan)}
 
 Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
 {" ".join(found.get("notes", ()))}
 """.rstrip()
         + "\n"
     )
+
+
+def _layer_table(shape: ModelShape, plan: Plan) -> str:
+    """The layers of the saved model and, where it was reduced, what was done to each; dropped blocks have no number."""
+    layers = enumerate(shape.layers)
+    rows = []
+    for phrase, dropped in zip(plan.describe(), plan.dropped(), strict=True):
+        index, cells = ("-", ("-",) * len(DIMS)) if dropped else next((i, layer.dims) for i, layer in layers)
+        rows.append([index, *cells, phrase or "-"])
+    head = ["layer", "heads", "key/value heads", "query/key width", "value width", "change"]
+    columns = len(head) if plan.blueprint is None else len(head) - 1
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line[:columns])} |" for line in lines)
 
 
 def _pooled(trust: str) -> str:
@@ -95,7 +103,7 @@ model = SentenceTransformer("path/to/this/folder"{trust})
 
 def _budget(plan: Plan) -> str:
     """What the plan that was carried out had to keep to, for the card."""
-    budget = told(plan.budget) if plan.blueprint is None else ""
+    budget = budget_words(plan.budget) if plan.blueprint is None else ""
     return f"Its budget: {budget}.\n" if budget else ""
 
 

@@ -71,14 +71,14 @@ def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
             '"architectures".'
         )
     name = names[0]
-    room = modeling_headwise if name.startswith(modeling_headwise.PREFIX) else transformers
-    found = getattr(room, name, None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    module = modeling_headwise if name.startswith(modeling_headwise.PREFIX) else transformers
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise InputError(f"transformers {transformers.__version__} has no class {name}, which {source} asks for.")
-    base, own = base_type(config), getattr(stock_class(found).config_class, "model_type", "")
+    base, own = base_type(config), getattr(stock_class(cls).config_class, "model_type", "")
     if BY_MODEL_TYPE.get(own) is not family_of(base):  # others might do anything with this config
         raise InputError(f"The config of {source} is one of a {base} model and asks for a {name}.")
-    return found
+    return cls
 
 
 def open_shape(source: str) -> ModelShape:
@@ -138,7 +138,7 @@ def _suggest(config: PreTrainedConfig) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of a library says, on one line; of a chain the first, which names the cause."""
+    """The message of a library's error on one line; of a chain the first, which names the cause."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     text = " ".join(str(error).split())

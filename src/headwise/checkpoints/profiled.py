@@ -72,7 +72,7 @@ class Profile(records.Profile):
 def check_measured(profile: records.Profile, where: Path | str, source: str, weights: str) -> list[str]:
     """Raise where ``profile`` (from ``where``) is not of the model at ``source``, whose fingerprint is ``weights``.
 
-    What a person should know comes back: profiles of earlier versions have no fingerprint to compare.
+    Returns notes for the user: profiles of earlier versions have no fingerprint to compare.
     """
     if not profile.fingerprint:
         return [f"{where} does not say which weights it was measured on; inspect the model again to be sure."]

@@ -1,4 +1,4 @@
-"""Files of text to learn from, of any size: checked and read in pieces."""
+"""Files of training text, of any size: checked and read in pieces."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def texts_of(
         return own_texts(evaluation=evaluation, chat=chat)
     if isinstance(given, Files):
         return read_texts(given, form, evaluation=evaluation, chat=chat)
-    rows = [given] if isinstance(given, str | Path) else _listed(given)
+    rows: list[Any] = [given] if isinstance(given, str | Path) else _listed(given)
     if all(isinstance(row, Text) for row in rows):
         return tuple(rows)
     if all(isinstance(row, Path) for row in rows):

@@ -8,11 +8,11 @@ from typing import Any
 
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig, OpenConfig, PlanConfig, ReadConfig
+from headwise.reduction.plans import plan_for
 from headwise.steps.plan import make_plan, read_budget, read_layers
 
 

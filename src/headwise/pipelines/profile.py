@@ -15,6 +15,7 @@ from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_writable
 from headwise.records import profile as records
 from headwise.records.settings import InspectConfig, OpenConfig, ReadConfig
+from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.steps.check import check
 from headwise.steps.inspect import Measurement, check_usable, prepared
@@ -102,7 +103,7 @@ def inspect_folder(
         profile = _checked(measurement, opening, checks=config.maps, progress=progress, work=work)
     profile.save_tensors(output)
     if config.maps:
-        write_page(profile, output / PAGE)
+        write_page(profile, output / PAGE, slider(profile))
     profile.record().save(output / PROFILE)
     work.finish()
     return profile
@@ -146,5 +147,5 @@ def _known(output: Path, inputs_hash: str) -> Profile | None:
         return None
     profile = Profile.load(output)
     if profile.maps and not (output / PAGE).exists():
-        write_page(profile, output / PAGE)
+        write_page(profile, output / PAGE, slider(profile))
     return profile

@@ -31,6 +31,7 @@ from headwise.records.running import RunConfig
 from headwise.records.scores import Scores
 from headwise.records.settings import BudgetConfig, CacheConfig, EvaluateConfig
 from headwise.records.shape import ModelShape
+from headwise.reduction.plans import slider
 from headwise.report.page import write_page
 from headwise.report.scores import markdown
 from headwise.steps.compress import compress, compress_model
@@ -236,7 +237,8 @@ def run_folder(
         add_scores(folder / name, markdown(scores))
 
     def show(place: Path) -> None:
-        write_page(profile, place / PAGE, scores, plan, read_curve(folder / HEALED) if config.heal else [])
+        curve = read_curve(folder / HEALED) if config.heal else []
+        write_page(profile, place / PAGE, slider(profile), scores, plan, curve)
 
     ledger.do("page", (PAGE,), [measured, decided, models, scored], show)
     ledger.close()

@@ -51,7 +51,8 @@ class Cost:
 class CostReport:
     """Shapes and costs of a model, and of the same model after a plan (None without one).
 
-    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped).
+    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped), ``changes``
+    what is done to it in a short phrase.
     """
 
     before: ModelShape
@@ -59,6 +60,7 @@ class CostReport:
     after: ModelShape | None = None
     cost_after: Cost | None = None
     kept: tuple[int | None, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 def cost_of(shape: ModelShape, context: int, batch: int = 1, dtype: str = "bf16") -> Cost:

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 from headwise.checkpoints.profiled import Profile
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.profile import Check, rounded
 from headwise.records.settings import OpenConfig
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.placement import running
@@ -23,7 +23,7 @@ SHARES = (0.75, 0.5)  # each takes a refit, as long as a few passes over the tex
 def check(
     model: PreTrainedModel, profile: Profile, *, opening: OpenConfig | None = None, progress: Progress = silent
 ) -> Profile:
-    """``profile`` with checks: predicted and measured damage of plans for a few shares of the cache (or the weights).
+    """``profile`` with checks: predicted and measured loss increase of plans for a few shares of cache or weights.
 
     ``model`` is the one that was measured, and is left as it was.
     """
@@ -32,7 +32,7 @@ def check(
 
 
 def check_predictions(model: PreTrainedModel, profile: Profile, progress: Progress = silent) -> tuple[Check, ...]:
-    """Predicted and measured damage of plans for a few shares of the cache (or the weights)."""
+    """Predicted and measured loss increase of plans for a few shares of the cache (or the weights)."""
     held_out = profile.held_out()
     kind, checks = natural_budget(profile.shape), []
     for number, share in enumerate(SHARES if held_out else ()):
@@ -45,5 +45,7 @@ def check_predictions(model: PreTrainedModel, profile: Profile, progress: Progre
         measured = reduced.distance or measure_distance(model, reduced.model, held_out)
         parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}
         agreement = None if measured.agreement is None else rounded(measured.agreement)
-        checks.append(Check(rounded(float(plan.predicted["damage"])), rounded(measured.divergence), parts, agreement))
+        checks.append(
+            Check(rounded(float(plan.predicted["loss_increase"])), rounded(measured.divergence), parts, agreement)
+        )
     return tuple(checks)

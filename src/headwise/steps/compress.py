@@ -27,7 +27,8 @@ from headwise.files.writing import check_free
 from headwise.records.plan import Plan
 from headwise.records.settings import CompressConfig, OpenConfig
 from headwise.records.shape import ModelShape
-from headwise.reduction.reduce import DEFAULT_REFIT, Method, reduce_model
+from headwise.reduction.apply import Method
+from headwise.reduction.reduce import DEFAULT_REFIT, reduce_model
 from headwise.reduction.widths.refit import Piece
 
 

@@ -22,5 +22,5 @@ def report_cost(source: str, plan_file: Path | None, context: int | None, batch:
         return CostReport(shape, cost)
     after = shape.planned(plan)
     numbers = iter(range(len(after.layers)))
-    kept = tuple(None if change.dropped else next(numbers) for change in plan.layers)
-    return CostReport(shape, cost, after, cost_of(after, context, batch, dtype), kept)
+    kept = tuple(None if layer is None else next(numbers) for layer in plan.after(shape))
+    return CostReport(shape, cost, after, cost_of(after, context, batch, dtype), kept, plan.describe())

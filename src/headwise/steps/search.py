@@ -21,10 +21,10 @@ from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import BudgetError, InputError
 from headwise.files.progress import Progress, silent
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.plan import Plan
 from headwise.records.settings import OpenConfig, ReadConfig
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.placement import place, running
@@ -157,7 +157,9 @@ def _bisect(
             f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more damage."
         )
     tokens = sum(batch.inputs[model.main_input_name].shape[:2].numel() for batch in unseen)
-    return replace(best, budget={**best.budget, "max_damage": bound}, predicted={**best.predicted, "unseen": tokens})
+    return replace(
+        best, budget={**best.budget, "max_loss_increase": bound}, predicted={**best.predicted, "unseen": tokens}
+    )
 
 
 def _unseen(

@@ -1,4 +1,4 @@
-"""One forward pass of any model over a batch that lies anywhere, without a cache."""
+"""One forward pass of any model over a batch on any device, without a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwise.families.sites import sites_of
 
 
 def forward(model: PreTrainedModel, inputs: dict[str, Tensor], *, head: bool = True) -> Any:
-    """What ``model`` makes of ``inputs``; without its ``head`` the last hidden states."""
+    """The outputs of ``model`` for ``inputs``; without its ``head`` the last hidden states."""
     caching = {"use_cache": False} if any(site.cache != "none" for site in sites_of(model)) else {}
     return cast(Any, model if head else model.base_model)(**placed_inputs(model, inputs), **caching)
 

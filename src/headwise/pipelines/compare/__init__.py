@@ -1,4 +1,4 @@
-"""Comparisons that decide: several shapes trained on the same data, and what three readings of "equal" say."""
+"""Several shapes trained on the same data, compared at equal parameters, equal tokens and equal wall-clock."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def compare(
     progress: Progress = silent,
     note: Note = lambda text: None,
 ) -> Comparison:
-    """Train a model of every plan with every seed on ``data``, and write what came out to ``folder``.
+    """Train a model of every plan with every seed on ``data``, and write the comparison to ``folder``.
 
     Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time, in whole steps. A rerun does nothing again that is done, and goes on from checkpoints; ``note``
-    is told of those that were changed in between and are not taken. ``trust_remote_code`` lets ``tokenizer`` run code
-    of its own.
+    the first's time, in whole steps. A rerun skips finished trainings and resumes from checkpoints; ``note`` is
+    called for checkpoints that were changed in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run
+    code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
@@ -73,10 +73,11 @@ def compare(
     ]
     trials = _all_readings(contenders, _done(tasks, on, progress, note))
     numbers = tuple(range(config.seed, config.seed + seeds))
-    found = Comparison(contenders, trials, tokens, numbers, ", ".join(path.name for path in data), config.facts())
-    found.save(folder / RESULT)
-    write_compare_page(found, folder / PAGE)
-    return found
+    names = ", ".join(path.name for path in data)
+    comparison = Comparison(contenders, trials, tokens, numbers, names, config.facts())
+    comparison.save(folder / RESULT)
+    write_compare_page(comparison, folder / PAGE)
+    return comparison
 
 
 def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
@@ -110,27 +111,27 @@ def _ends(plan: Plan) -> str:
 
 def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
     """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
-    found = []
+    contenders = []
     for (name, plan), speed in zip(plans.items(), speeds, strict=True):
         gained = speed / speeds[0]
         count = tokens if abs(gained - 1) <= SAME else step * whole_steps(tokens * gained, step)
-        found.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
-    return tuple(found)
+        contenders.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
+    return tuple(contenders)
 
 
 def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list[Any]:
-    """What comes of all tasks, in any order; what is known already is not done again."""
-    found = [known for task in tasks if (known := task.known()) is not None]
+    """The results of all tasks, in any order; finished tasks are not run again."""
+    results = [known for task in tasks if (known := task.known()) is not None]
     missing = [task for task in tasks if task.known() is None]
     if on == "ray" and missing:
-        progress(len(found), len(tasks), "tasks on Ray")
+        progress(len(results), len(tasks), "tasks on Ray")
         for result in on_ray(_quietly, missing, gpu=True):
-            found.append(result)
-            progress(len(found), len(tasks), "tasks on Ray")
-        return found
+            results.append(result)
+            progress(len(results), len(tasks), "tasks on Ray")
+        return results
     for number, task in enumerate(missing):
-        found.append(task.run(_part(progress, task.title, number, len(missing)), note))
-    return found
+        results.append(task.run(_part(progress, task.title, number, len(missing)), note))
+    return results
 
 
 def _quietly(task: Any) -> Any:
@@ -138,12 +139,12 @@ def _quietly(task: Any) -> Any:
 
 
 def _part(progress: Progress, title: str, number: int, count: int) -> Progress:
-    """Tells of one task as a part of all."""
+    """The progress of one task as a part of all."""
 
-    def tell(done: int, total: int, what: str) -> None:
+    def report(done: int, total: int, what: str) -> None:
         progress(PARTS * number + PARTS * done // total, PARTS * count, f"{title} ({number + 1} of {count}): {what}")
 
-    return tell
+    return report
 
 
 def _all_readings(contenders: Sequence[Contender], trials: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -29,12 +29,12 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, HealConfig
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan
 from headwise.records.settings import OpenConfig, ReadConfig
 from headwise.steps.heal.healer import Pair, heal_pair
 from headwise.steps.heal.windows import own_windows, read_windows
 from headwise.tracing.scoring import predicts_next
-from headwise.training.processes import in_half, join_processes, shared_folder
+from headwise.training.processes import join_processes, shared_folder, use_bf16
 from headwise.training.work import Work
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def heal(
 
 def _settled(config: HealConfig, accelerator: Accelerator, teacher: PreTrainedModel) -> HealConfig:
     """``config`` with no precision left open."""
-    half = in_half(accelerator, config.precision, shape_of(teacher).width)
+    half = use_bf16(accelerator, config.precision, shape_of(teacher).width)
     return replace(config, precision="bf16" if half else "fp32")
 
 
@@ -177,14 +177,15 @@ def _check_pair(
     plan.check(before)
     if plan.fingerprint not in ("", fingerprint(teacher)):
         raise InputError(f"{names[0]} was not cut from {names[1]}: it has the same shape, but other weights.")
-    kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
+    after = plan.after(before)
+    kept = [i for i, layer in enumerate(after) if layer is not None]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{names[0]} is not what its plan.json says; heal what headwise compress wrote.")
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{names[0]} knows {sizes[0]} tokens and {names[1]} {sizes[1]}: not the same tokenizer.")
-    there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
-    return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
+    there = [j for j, layer in enumerate(layer for layer in after if layer is not None) if layer.heads]
+    return [j for j in there if plan.layers[kept[j]]] or there
 
 
 def _check_wanted(config: HealConfig, teacher: PreTrainedModel) -> None:

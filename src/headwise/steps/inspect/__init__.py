@@ -157,7 +157,7 @@ def prepared(
                 lengths=config.lengths,
                 accept=reading.accept_text,
             )
-        settings = {
+        settings: dict[str, Any] = {
             "tokens": config.tokens,
             "context": max((batch.inputs[model.main_input_name].shape[1] for batch in calibration.batches), default=0),
             "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),

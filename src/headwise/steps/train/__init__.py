@@ -19,7 +19,7 @@ from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
-from headwise.training.processes import first_then_all, in_half, join_processes
+from headwise.training.processes import first_then_all, join_processes, use_bf16
 from headwise.training.work import Work
 
 
@@ -52,7 +52,7 @@ def train(
         accelerator, lambda: read_examples(plan, data, tokenizer, asked, folder, progress, **trusted)
     )
     config = settled(asked, plan, examples)
-    half = in_half(accelerator, config.precision, plan.width)
+    half = use_bf16(accelerator, config.precision, plan.width)
     config = replace(config, precision="bf16" if half else "fp32")
     work = Work(folder, run_hash(plan, examples.sha256, config, accelerator.num_processes))
     if track is not None:
