@@ -118,9 +118,9 @@ def test_a_narrow_head_turns_and_scales_as_a_stock_head_of_its_width():
         )
         hidden, positions = torch.randn(2, 9, 32), torch.arange(9)[None]
         with torch.no_grad():
-            wanted = stock.model.layers[0](hidden, position_embeddings=stock.model.rotary_emb(hidden, positions))
+            expected = stock.model.layers[0](hidden, position_embeddings=stock.model.rotary_emb(hidden, positions))
             got = mixed.model.layers[index](hidden, position_embeddings=mixed.model.rotary_emb(hidden, positions))
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama by layer", "gpt2 by layer", "vit by layer"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import cast
 
 from headwise.files.reading import Reader
 from headwise.records.change import Change, Pairs, change_class
-from headwise.records.shape import DIMS, LayerShape
+from headwise.records.shape import DIMS, Dims, LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LayerPlan:
     dropped: bool = False
 
     @property
-    def dims(self) -> tuple[int, int, int, int]:
+    def dims(self) -> Dims:
         """Heads, key/value heads, query/key width and value width."""
         return self.heads, self.kv_heads, self.qk_dim, self.v_dim
 
@@ -39,7 +39,7 @@ class LayerPlan:
         """The notation that changes nothing in ``layer``."""
         return cls(*layer.dims)
 
-    def changes(self, before: Sequence[int]) -> tuple[Change, ...]:
+    def changes(self, before: Dims) -> tuple[Change, ...]:
         """The changes that this asks for in a layer whose `dims` are ``before``."""
         widths, removal = (cast(Callable[..., Change], change_class(kind)) for kind in ("widths", "removal"))
         if self.dropped:

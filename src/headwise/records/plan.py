@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader, read_record
@@ -13,7 +13,7 @@ from headwise.files.writing import record_text, write_text
 from headwise.records.blueprint import Blueprint
 from headwise.records.change import Change, read_change
 from headwise.records.layer_plan import LayerPlan
-from headwise.records.shape import DIMS, LayerShape, ModelShape
+from headwise.records.shape import DIMS, Dims, LayerShape, ModelShape
 
 KIND = "plan"
 VERSION = 3
@@ -33,7 +33,7 @@ class Plan:
 
     family: str
     width: int
-    before: tuple[tuple[int, ...], ...]
+    before: tuple[Dims, ...]
     layers: tuple[Changes, ...]
     budget: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def in_order(changes: Iterable[Change]) -> Changes:
     return tuple(sorted(changes, key=lambda change: (change.order, change.kind)))
 
 
-def _changes(given: LayerPlan | Change | Iterable[Change], before: Sequence[int]) -> Changes:
+def _changes(given: LayerPlan | Change | Iterable[Change], before: Dims) -> Changes:
     if isinstance(given, LayerPlan):
         return given.changes(before)
     return in_order((given,) if isinstance(given, Change) else given)
@@ -203,13 +203,13 @@ def _checked(layer: LayerShape, changes: Changes, where: str) -> LayerShape | No
     return after
 
 
-def _read_before(reader: Reader) -> tuple[tuple[int, ...], ...]:
+def _read_before(reader: Reader) -> tuple[Dims, ...]:
     before = []
     for row in reader.rows("before"):
         values = row.integers(least=0)
         if len(values) != len(DIMS):
             raise row.error(f"expected the four numbers {', '.join(DIMS)}")
-        before.append(values)
+        before.append(cast(Dims, values))
     return tuple(before)
 
 
@@ -218,7 +218,7 @@ def _read_changes(row: Reader) -> Changes:
     return in_order(read_change(change) for change in row.rows("changes"))
 
 
-def _read_old(reader: Reader, before: Sequence[Sequence[int]]) -> tuple[Changes, ...]:
+def _read_old(reader: Reader, before: Sequence[Dims]) -> tuple[Changes, ...]:
     """The changes of a plan of version 1 or 2."""
     layers = [LayerPlan.read(row) for row in reader.rows("layers")]
     if len(layers) != len(before):
@@ -226,7 +226,7 @@ def _read_old(reader: Reader, before: Sequence[Sequence[int]]) -> tuple[Changes,
     return tuple(layer.changes(dims) for layer, dims in zip(layers, before, strict=True))
 
 
-def _read_to_build(reader: Reader) -> tuple[tuple[int, ...], ...]:
+def _read_to_build(reader: Reader) -> tuple[Dims, ...]:
     """The heads and widths of the layers of a model that is yet to be built."""
     layers = [LayerPlan.read(row) for row in reader.rows("layers")]
     if any(layer != LayerPlan(*layer.dims) for layer in layers):
@@ -248,7 +248,7 @@ def _check_predicted(budget: Reader, predicted: Reader, layers: int) -> None:
         predicted.child("by_layer").nested([layers], least=0)
 
 
-def _describe(family: str, width: int, layers: tuple[tuple[int, ...], ...]) -> str:
+def _describe(family: str, width: int, layers: Sequence[Dims]) -> str:
     shapes = sorted({"/".join(map(str, layer)) for layer in layers})
     listed = ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "")  # noqa: PLR2004
     return f"{family} of width {width} with {len(layers)} attention layers ({'/'.join(DIMS)} = {listed})"

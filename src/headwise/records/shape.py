@@ -20,6 +20,7 @@ Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
 BIASES = "qkvo"
 DIMS = ("heads", "kv_heads", "qk_dim", "v_dim")
+Dims = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class LayerShape:
             raise InputError(f"{row.where}: {error}") from None
 
     @property
-    def dims(self) -> tuple[int, int, int, int]:
+    def dims(self) -> Dims:
         """Heads, key/value heads, query/key width and value width."""
         return self.heads, self.kv_heads, self.qk_dim, self.v_dim
 

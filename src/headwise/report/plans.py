@@ -24,10 +24,10 @@ def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="right" if name == COLUMNS[-1] else "left", no_wrap=True)
-    losses = plan.predicted.get("by_layer")
-    for index, phrase in enumerate(plan.describe()):
-        known = losses is not None and bool(profile.layers[index].values)
-        table.add_row(str(index), phrase or "-", f"{losses[index]:.2g}" if known else "-")
+    losses = plan.predicted.get("by_layer") or [None] * len(plan.layers)
+    for index, (phrase, loss) in enumerate(zip(plan.describe(), losses, strict=True)):
+        known = loss is not None and profile.layers[index].values
+        table.add_row(str(index), phrase or "-", f"{loss:.2g}" if known else "-")
     console.print(table)
     console.print()
     totals = Table(box=None, show_header=False, pad_edge=False)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 from headwise.records.change import Change, Pairs, check_not_latent
-from headwise.records.shape import DIMS, LayerShape, Norm
+from headwise.records.shape import DIMS, Dims, LayerShape, Norm
 
 WORDS = ("heads", "kv heads", "qk dim", "v dim")
 
@@ -32,7 +32,7 @@ class Widths(Change):
     kept_heads: tuple[int, ...] | None = None
 
     @property
-    def dims(self) -> tuple[int, int, int, int]:
+    def dims(self) -> Dims:
         """Heads, key/value heads, query/key width and value width."""
         return self.heads, self.kv_heads, self.qk_dim, self.v_dim
 
