@@ -16,7 +16,7 @@ from headwise.checkpoints.save import save
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.records import Plan
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
 from headwise.records.settings import CompressConfig
 from headwise.reduction.reduce import reduce_model
@@ -250,7 +250,7 @@ def test_a_reduced_model_is_reduced_again_and_knows_its_last_plan(llama, tmp_pat
     shape = shape_of(small)
     again = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *map(LayerPlan.full, shape.layers[1:])))
     smaller = compress_model(small, again)
-    assert plan_of(smaller).layers[0].heads == 0 and plan_of(small).layers[0].heads
+    assert shape_of(smaller).layers[0].heads == 0 and shape_of(small).layers[0].heads
     save(smaller, tmp_path / "out")
     assert (
         AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()

@@ -43,7 +43,7 @@ def origin_of(model: PreTrainedModel) -> Origin | None:
     known = model.__dict__.get(REMEMBERED)
     if known is not None:
         return known
-    folder = Path(model.name_or_path).expanduser()
+    folder = Path(model.name_or_path or "").expanduser()
     if not model.name_or_path or not (folder / PLAN).is_file():
         return None
     return Origin(Plan.load(folder / PLAN), located(model.name_or_path))
