@@ -34,14 +34,15 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import is_transposed, matrix, sites_of
 from headwise.files.errors import InputError
 from headwise.linalg.spectra import moment_root
+from headwise.pipelines.profile import inspect_folder
 from headwise.planning.sensitivity import group_loss
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
+from headwise.records.settings import InspectConfig
 from headwise.reduction.plans import plan_for, predicted_losses
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths.change import Widths
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 from headwise.tracing.speed import cache_per_token
 
 SHARES = (0.875, 0.75, 0.5)
@@ -271,9 +272,8 @@ def main():  # noqa: PLR0915 - a table, row by row
     print(f"dense perplexity {math.exp(dense):.3f}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
-        profile = inspect(
-            source, Path(name) / "run", texts=[str(args.calibration)], tokens=CALIBRATION_TOKENS, maps=False
-        )
+        config = InspectConfig(tokens=CALIBRATION_TOKENS, maps=False)
+        profile = inspect_folder(source, Path(name) / "run", texts=[str(args.calibration)], config=config)
         statistics = time.perf_counter() - start
         tensors = load_file(Path(name) / "run" / "profile.safetensors")
     batches = [{"input_ids": tensors[key]} for key in sorted(tensors) if key.startswith("inputs.")]

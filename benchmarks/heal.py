@@ -27,13 +27,14 @@ from compress import loss
 from headwise.checkpoints.load import open_model
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
 from headwise.records.healing import RATES, HealConfig
+from headwise.records.settings import CompressConfig, InspectConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
 from headwise.steps.heal.windows import read_windows
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
 from headwise.training.processes import bf16_suits
@@ -139,7 +140,8 @@ def main():  # noqa: PLR0915 - a table, row by row
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        inspect(source, folder / "run", texts=[args.calibration or args.text[0]], tokens=CALIBRATION_TOKENS, maps=False)
+        config = InspectConfig(tokens=CALIBRATION_TOKENS, maps=False)
+        inspect_folder(source, folder / "run", texts=[args.calibration or args.text[0]], config=config)
 
         def cut(share, start):
             """The folder of the model cut to ``share`` of its cache."""
@@ -147,7 +149,7 @@ def main():  # noqa: PLR0915 - a table, row by row
             if not student.exists():
                 if not plan.exists():
                     make_plan(folder / "run", plan, Budget("keep_kv", share))
-                compress(source, plan, student, method=start)
+                compress(source, plan, student, config=CompressConfig(method=start))
             return student
 
         def go(share, tokens, stage="both", train="attention", start="weighted", **more):

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import transformers
 
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
+from headwise.records.settings import InspectConfig
 from headwise.reduction.plans import plan_for
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 
 SHARES = (0.875, 0.75, 0.5, 0.3)
 KEPT = (0.75, 0.5)
@@ -40,7 +41,8 @@ def main():
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
         texts = [str(args.calibration)]
-        profile = inspect(str(demo_model()), Path(name) / "run", texts=texts, tokens=args.tokens, maps=False)
+        config = InspectConfig(tokens=args.tokens, maps=False)
+        profile = inspect_folder(str(demo_model()), Path(name) / "run", texts=texts, config=config)
     shape = profile.shape
     third = len(shape.layers) // 3
     early, late = range(third), range(len(shape.layers) - third, len(shape.layers))

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from headwise.records import Change, Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores, cost_of
+from headwise.records.rendering import draw_by as _draw_by
 from headwise.reduction import kinds as _kinds  # noqa: F401 - so that plans know what they can hold
 from headwise.runtime import registration
 
@@ -62,3 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 registration.register_with_transformers()
+_draw_by("headwise.report.shown")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import headwise
-from headwise.checkpoints import save
+from headwise.checkpoints import verify
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
@@ -169,7 +169,7 @@ def test_a_failed_check_leaves_nothing_behind(tmp_path, monkeypatch):
     model = tiny("llama")
     plan = uneven(shape_of(model))
     student = build_reduced(model, plan)
-    monkeypatch.setattr(save, "predicted_cache", lambda *args: -1)
+    monkeypatch.setattr(verify, "predicted_cache", lambda *args: -1)
     with pytest.raises(RuntimeError, match="the cache holds"):
         save_student(student, tmp_path / "out", plan=plan, source="")
     assert not list(tmp_path.iterdir())

@@ -14,9 +14,9 @@ from headwise.checkpoints.load import open_model
 from headwise.checkpoints.save import save_student
 from headwise.cli import app
 from headwise.data.arrays import read_arrays, read_pictures
-from headwise.data.calibration import file_calibration
 from headwise.data.fitness import check_finite, check_inputs, check_tokens
 from headwise.data.processors import encode, open_tokenizer
+from headwise.data.ready import input_calibration
 from headwise.families.sites import sites_of
 from headwise.records import InputError, LayerPlan, Plan
 from headwise.records.shape import LayerShape
@@ -149,7 +149,7 @@ def test_arrays_that_a_model_does_not_take_are_refused(case, tmp_path):
     arrays, sentence = WRONG_ARRAYS[case]
     path = save(tmp_path / "inputs.npz", **arrays)
     with pytest.raises(InputError, match=r"inputs\.npz|does not take") as error:
-        file_calibration(tiny("vit"), "model", path, 64)
+        input_calibration(tiny("vit"), "model", path, 64)
     assert sentence in str(error.value)
 
 

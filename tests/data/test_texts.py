@@ -91,7 +91,7 @@ def test_unknown_repeated_and_padding_tokens_are_counted():
         "7% of the tokens of text are unknown: what is measured on them says little of the model's own text."
     ]
     bad = tokenise(words(), Text("text", ("x y a b " * 40,)), 100, "model")
-    with pytest.raises(InputError, match=r"50% of the tokens of text are unknown.*--accept-text"):
+    with pytest.raises(InputError, match=r"50% of the tokens of text are unknown.*`accept_text`"):
         bad.warnings()
     assert len(bad.warnings(accept=True)) == 1
     stuck = tokenise(words(), Text("text", ("a " * 100,)), 100, "model")

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.checkpoints.load import empty_model
-from headwise.checkpoints.save import predicted_cache
+from headwise.checkpoints.verify import predicted_cache
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.records import cost_of

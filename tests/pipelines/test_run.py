@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from headwise.cli import app
 from headwise.files.errors import InputError
-from headwise.pipelines.run import run
 from headwise.records.budget import Budget
 from headwise.records.healing import HealConfig
+from tests.calls import run
 from tests.commands import headwise, start
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer

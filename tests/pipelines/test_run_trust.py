@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from headwise.files.errors import InputError
-from headwise.pipelines.run import run
 from headwise.records.budget import Budget
 from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
+from tests.calls import run
 from tests.commands import headwise
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer

@@ -20,8 +20,8 @@ from headwise.reduction.widths.apply import cut_attention
 from headwise.reduction.widths.change import Widths
 from headwise.reduction.widths.directions import kept_directions
 from headwise.steps.compress import compress
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

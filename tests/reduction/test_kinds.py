@@ -16,6 +16,7 @@ from headwise.files.errors import InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
 from headwise.records.profile import Profile
+from headwise.records.settings import CostConfig
 from headwise.reduction.build import build_reduced
 from headwise.reduction.kinds import kinds, register, unregister
 from headwise.reduction.plans import plan_for, slider
@@ -147,7 +148,7 @@ def test_it_is_saved_reopened_costed_and_shown(toy, measured, tmp_path):
         build_reduced(open_model(source), Plan.make(profile.shape, (toy((0, 2)),) * 3), form="stock")
 
     plan.save(tmp_path / "plan.json")
-    report = report_cost(source, tmp_path / "plan.json", 64, 1, "bf16")
+    report = report_cost(source, tmp_path / "plan.json", CostConfig(context=64))
     assert report.after.layers[0].heads == 2 and report.changes[0] == PHRASE
     assert report.cost_after.attention_parameters == shape_of(again).attention_parameters()
     for shown in (plan, Plan.make(profile.shape, (toy((0, 2)), (), ()))):  # the second without any prediction

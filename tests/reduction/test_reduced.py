@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, StaticCache
 
-from headwise.checkpoints.save import predicted_cache
+from headwise.checkpoints.verify import predicted_cache
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.records import Plan, cost_of

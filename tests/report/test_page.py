@@ -16,7 +16,7 @@ from headwise.records.profile import QUANTITIES, Profile
 from headwise.reduction.plans import plan_for, slider
 from headwise.report.page import render, write_page
 from headwise.report.summary import sentence
-from headwise.steps.inspect import inspect
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

@@ -6,20 +6,26 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headwise.checkpoints.load import open_model
+from headwise.checkpoints.origin import plan_of
 from headwise.checkpoints.profile_tensors import HELD_OUT, profiled_batches
+from headwise.checkpoints.profiled import Profile
+from headwise.checkpoints.save import save
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
+from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.records import Plan
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
+from headwise.records.settings import CompressConfig
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths import refit
-from headwise.steps.compress import compress, read_pieces
-from headwise.steps.inspect import inspect
+from headwise.steps.compress import compress, compress_model, read_pieces
 from headwise.steps.plan import make_plan
 from headwise.tracing.fisher import measure_distance
+from tests.calls import inspect
+from tests.commands import finished, headwise, python
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -65,10 +71,10 @@ def test_every_method_gives_a_model_and_refitting_brings_it_nearer(llama, tmp_pa
     for name, options in {
         "svd": {"method": "svd"},
         "token-weighted": {"method": "token-weighted"},
-        "weighted": {"method": "weighted", "refit": ()},
+        "weighted": {"method": "weighted", "refit": "none"},
         "refitted": {},
     }.items():
-        said = compress(source, plan, tmp_path / name, **options)
+        said = compress(source, plan, tmp_path / name, config=CompressConfig(**options))
         assert said["refit"] == (["queries", "outputs"] if name == "refitted" else [])
         found[name] = distance(source, tmp_path / name, folder / "run")
     assert found["refitted"] < found["weighted"] < found["svd"]
@@ -138,7 +144,7 @@ def test_weights_that_are_not_numbers_are_refused(llama, tmp_path):
     del body["fingerprint"]  # which would refuse it as another model
     (tmp_path / "plan.json").write_text(json.dumps(body))
     with pytest.raises(InputError, match="not all finite"):
-        compress(str(tmp_path / "nan"), tmp_path / "plan.json", tmp_path / "out", method="svd")
+        compress(str(tmp_path / "nan"), tmp_path / "plan.json", tmp_path / "out", config=CompressConfig(method="svd"))
     assert not (tmp_path / "out").exists()
 
 
@@ -151,7 +157,7 @@ def test_a_profile_without_its_text_can_be_cut_but_not_refitted(llama, tmp_path)
     write_tensors(tmp_path / "run" / "profile.safetensors", kept, facts)
     with pytest.raises(InputError, match="inspect the model again"):
         compress(source, plan, tmp_path / "out", profile=tmp_path / "run")
-    compress(source, plan, tmp_path / "out", profile=tmp_path / "run", refit=())
+    compress(source, plan, tmp_path / "out", profile=tmp_path / "run", config=CompressConfig(refit="none"))
 
 
 def test_refitting_without_a_profile_is_refused(llama, tmp_path):
@@ -160,7 +166,7 @@ def test_refitting_without_a_profile_is_refused(llama, tmp_path):
     body["profile"] = ""
     (tmp_path / "plan.json").write_text(json.dumps(body))
     with pytest.raises(InputError, match="Fitting needs the text of a profile"):
-        compress(source, tmp_path / "plan.json", tmp_path / "out", refit=("outputs",))
+        compress(source, tmp_path / "plan.json", tmp_path / "out", config=CompressConfig(refit="outputs"))
 
 
 @pytest.mark.parametrize("text", ["", "query", "queries,temperature"])
@@ -169,3 +175,98 @@ def test_unknown_pieces_are_refused(text):
         read_pieces(text)
     assert read_pieces("none") == ()
     assert read_pieces("temperature, outputs") == ("temperature", "outputs")
+
+
+def same_bits(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_memory_it_is_the_same_to_the_last_bit_and_the_model_stays_as_it_was(tmp_path, dtype):
+    source, plan = prepared(tmp_path, tiny("llama").to(dtype))
+    assert headwise("compress", source, "--plan", plan, "-o", tmp_path / "folder").returncode == 0
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    model.lm_head.requires_grad_(False)
+    before, tensors = open_model(source), list(model.parameters())
+    small = compress_model(model, Plan.load(plan), Profile.load(tmp_path / "run"))
+    save(small, tmp_path / "memory", tokenizer=AutoTokenizer.from_pretrained(source))
+    whole, alone = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="auto") for name in ("folder", "memory")
+    )
+    assert same_bits(whole, alone) and same_bits(small, alone)
+    assert same_bits(model, before) and small.dtype == model.dtype == dtype
+    assert all(one is other for one, other in zip(model.parameters(), tensors, strict=True))
+    assert not model.lm_head.weight.requires_grad and small.lm_head.weight.requires_grad
+    own = {parameter.data_ptr() for parameter in small.parameters()}
+    assert not own & {parameter.data_ptr() for parameter in model.parameters()}
+    assert (
+        Plan.load(tmp_path / "folder" / "plan.json") == Plan.load(tmp_path / "memory" / "plan.json") == plan_of(small)
+    )
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("folder", "memory")]
+    assert [line for line in cards[0].splitlines() if "headwise compress" not in line] == [
+        line for line in cards[1].splitlines() if not line.startswith("Made from")
+    ]
+    files = [{path.name for path in (tmp_path / name).iterdir()} for name in ("folder", "memory")]
+    assert files[0] == files[1]
+
+
+def test_a_model_in_training_is_reduced_as_one_that_is_not(llama):
+    _, source, plan = llama
+    model = open_model(source)
+    calm = compress_model(model, Plan.load(plan))
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    small = compress_model(model.train(), Plan.load(plan))
+    assert small.training and model.training and same_bits(small, calm)
+
+
+def test_without_a_profile_the_one_the_plan_names_is_taken_and_the_weights_decide_where_it_is_gone(llama):
+    folder, source, plan = llama
+    model, plan = open_model(source), Plan.load(plan)
+    assert same_bits(compress_model(model, plan), compress_model(model, plan, Profile.load(folder / "run")))
+    alone = compress_model(model, replace(plan, profile=""))
+    assert same_bits(alone, compress_model(model, plan, config=CompressConfig(method="svd")))
+    with pytest.raises(InputError, match="name their folder with `profile`"):
+        compress_model(model, replace(plan, profile=""), config=CompressConfig(method="weighted"))
+
+
+def test_what_belongs_to_another_model_is_refused_in_memory_too(llama):
+    folder, _, plan = llama
+    other = tiny("llama", seed=1)
+    with pytest.raises(InputError, match="`plan` was made for another model: `model` has the same shape"):
+        compress_model(other, Plan.load(plan))
+    with pytest.raises(InputError, match="`profile` holds the profile of another model: `model` has the same shape"):
+        compress_model(other, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
+    wider = tiny("llama", intermediate_size=64)
+    with pytest.raises(InputError, match="`profile` holds the profile of another model"):
+        compress_model(wider, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
+
+
+def test_a_reduced_model_is_reduced_again_and_knows_its_last_plan(llama, tmp_path):
+    _, source, plan = llama
+    small = compress_model(open_model(source), Plan.load(plan))
+    shape = shape_of(small)
+    again = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *map(LayerPlan.full, shape.layers[1:])))
+    smaller = compress_model(small, again)
+    assert shape_of(smaller).layers[0].heads == 0 and shape_of(small).layers[0].heads
+    save(smaller, tmp_path / "out")
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()
+    )
+
+
+def test_the_other_way_to_save_gives_what_opens_with_and_without_headwise(llama, tmp_path):
+    _, source, plan = llama
+    small = compress_model(open_model(source), Plan.load(plan))
+    small.save_pretrained(tmp_path / "out")
+    assert same_bits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), small)
+    code = (
+        "import sys\nfrom transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'out')!r}, trust_remote_code=True)\n"
+        "assert 'headwise' not in sys.modules\nprint(sum(p.double().sum().item() for p in model.parameters()))"
+    )
+    done = finished(python(code))
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == sum(p.double().sum().item() for p in small.parameters())

@@ -13,12 +13,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertModel
 
 from headwise.checkpoints.load import open_model
+from headwise.checkpoints.origin import Origin, plan_of, remember
+from headwise.checkpoints.save import save
+from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.files.errors import Failed, InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.healing import HealConfig
+from headwise.records.settings import ReadConfig
 from headwise.steps.compress import compress
-from headwise.steps.heal import CURVE, heal, local
+from headwise.steps.heal import CURVE, heal, heal_model, local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import read_windows
 from headwise.training.loop import fit
@@ -266,7 +270,7 @@ def test_what_is_saved_does_not_hang_on_the_model_that_was_trained(pair, tmp_pat
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
 
-    monkeypatch.setattr("headwise.steps.heal.fit", spoil)
+    monkeypatch.setattr("headwise.steps.heal.healer.fit", spoil)
     heal(student, teacher, tmp_path / "again", texts=text, config=config)
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
@@ -314,7 +318,7 @@ def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train)
 
 def test_an_encoder_decoder_does_not_pretend_to_learn_layer_by_layer(tmp_path):
     student, teacher = prepared(tmp_path, "whisper")
-    with pytest.raises(InputError, match="cannot learn one by one: take --stage global"):
+    with pytest.raises(InputError, match="cannot learn one by one: take `stage` global"):
         heal(student, teacher, tmp_path / "out", config=HealConfig(stage="local"))
 
 
@@ -455,7 +459,7 @@ def test_examples_of_different_lengths_are_padded_and_padding_does_not_count(pai
     lines.write_text("\n".join(TEXT[start : start + 20 + start % 7] for start in range(0, 900, 30)))
     model = open_model(student)
     config = HealConfig(**QUICK | {"context": 24})
-    windows = read_windows(model, student, [str(lines)], None, config, "lines")
+    windows = read_windows(model, student, [str(lines)], None, config, ReadConfig("lines"))
     mask = windows.rows["attention_mask"]
     assert set(mask.sum(1).tolist()) > {21, 24} and windows.rows["input_ids"].shape[1] == 24
     inputs = {name: tensor[:6] for name, tensor in windows.rows.items()}
@@ -467,7 +471,7 @@ def test_examples_of_different_lengths_are_padded_and_padding_does_not_count(pai
         total += size * guide.distance(model, {"input_ids": inputs["input_ids"][row : row + 1, :size]}).item()
         counted += size
     assert padded.item() == pytest.approx(total / counted, rel=1e-4)
-    found = heal(student, teacher, tmp_path / "healed", texts=[str(lines)], text_format="lines", config=config)
+    found = heal(student, teacher, tmp_path / "healed", texts=[str(lines)], reading=ReadConfig("lines"), config=config)
     assert found["after"] < found["before"]
 
 
@@ -479,3 +483,59 @@ def test_speech_without_transcripts_heals_whatever_the_model_says_to_it(tmp_path
     config = HealConfig(**QUICK | {"tokens": 400, "stage": "global", "batch": 2})
     found = heal(student, teacher, tmp_path / "healed", inputs=tmp_path / "sound.npz", config=config)
     assert found["after"] <= found["before"]
+
+
+@pytest.mark.parametrize(
+    ("train", "dtype"), [("attention", torch.float32), ("lora", torch.float32), ("all", torch.bfloat16)]
+)
+def test_in_memory_it_is_the_same_to_the_last_bit_and_both_models_stay_as_they_were(tmp_path, train, dtype):
+    student, teacher = prepared(tmp_path, build=lambda name: tiny(name).to(dtype))
+    config = HealConfig(train=train, rate=0.03, **QUICK)
+    told = heal(student, teacher, tmp_path / "folder", texts=[str(tmp_path / "text.txt")], config=config)
+    small, model = open_model(student).train(), open_model(teacher)
+    model.lm_head.requires_grad_(False)
+    before = [{name: t.clone() for name, t in each.state_dict().items()} for each in (small, model)]
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    healed = heal_model(small, teacher=model, tokenizer=open_tokenizer(student), text=TEXT, config=config)
+    assert torch.equal(torch.rand(1), expected)
+    save(healed, tmp_path / "memory")
+    one, two = weights(tmp_path / "folder"), weights(tmp_path / "memory")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert healed.dtype == small.dtype == model.dtype == dtype and healed.training and not model.training
+    for each, old in zip((small, model), before, strict=True):
+        assert all(torch.equal(tensor, old[name]) for name, tensor in each.state_dict().items())
+    assert not model.lm_head.weight.requires_grad and model.model.embed_tokens.weight.requires_grad
+    assert plan_of(healed) == plan_of(small)
+    card = (tmp_path / "memory" / "README.md").read_text()
+    assert f"{told['before']:.4f} before, {told['after']:.4f} after" in card
+    assert [json.loads(line).get("scores") for line in (tmp_path / "memory" / CURVE).read_text().splitlines()] == [
+        json.loads(line).get("scores") for line in (tmp_path / "folder" / CURVE).read_text().splitlines()
+    ]
+
+
+def test_a_list_of_examples_and_the_tokenizer_beside_the_model_do_too(pair):
+    _, student, teacher = pair
+    config = HealConfig(rate=0.03, **{**QUICK, "tokens": 320, "stage": "global"})
+    healed = heal_model(
+        open_model(student), teacher=open_model(teacher), text=TEXT.split(" jumps ")[:90], config=config
+    )
+    assert not torch.equal(healed.model.layers[0].self_attn.q_proj.weight, weights_of(student, "0.self_attn.q_proj"))
+    assert torch.equal(healed.model.layers[2].mlp.up_proj.weight, weights_of(student, "2.mlp.up_proj"))
+
+
+def weights_of(folder, name):
+    return open_model(str(folder)).state_dict()[f"model.layers.{name}.weight"]
+
+
+def test_what_cannot_be_healed_in_memory_says_why(pair):
+    _, student, teacher = pair
+    small, model = open_model(student), open_model(teacher)
+    with pytest.raises(InputError, match="was not made by headwise"):
+        heal_model(model, teacher=model, text=TEXT)
+    with pytest.raises(InputError, match="`student` was not cut from `teacher`"):
+        heal_model(small, teacher=tiny("llama", seed=3), text=TEXT)
+    origin = remember(small, Origin(plan_of(small)))
+    with pytest.raises(InputError, match="give it as `tokenizer`"):
+        heal_model(origin, teacher=model, text=TEXT)

@@ -23,8 +23,8 @@ from headwise.reduction.kinds import predicted_loss
 from headwise.reduction.plans import menus_for, plan_for
 from headwise.reduction.removal.change import Removal
 from headwise.report.plans import print_plan
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan, read_budget, read_layers
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 

@@ -9,8 +9,8 @@ import torch
 from headwise.files.errors import InputError
 from headwise.records.settings import BoundConfig
 from headwise.steps import search
-from headwise.steps.inspect import inspect
 from headwise.steps.search import plan_within
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -39,13 +39,15 @@ def test_a_looser_bound_gives_a_smaller_model(name, given, tmp_path):
 
 
 def test_nothing_that_was_calibrated_on_is_measured_on(tmp_path):
+    from headwise.checkpoints.load import open_model
     from headwise.checkpoints.profile_tensors import profiled_batches
+    from headwise.checkpoints.profiled import Profile
     from headwise.data.processors import open_tokenizer
     from headwise.data.texts import read_texts
-    from headwise.steps.search import open_model, open_profile
 
     run, texts = run_folder("llama", tmp_path)
-    profile, tensors = open_profile(run)
+    profile = Profile.load(run)
+    tensors = profile.tensors
     model = open_model(str(tmp_path / "model"))
     source = str(tmp_path / "model")
     unseen = search._unseen(model, profile, source, tensors, open_tokenizer(source), read_texts(texts), False)

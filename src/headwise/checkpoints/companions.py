@@ -19,11 +19,8 @@ from headwise.files.errors import InputError
 from headwise.files.reading import parse_json
 from headwise.files.writing import write_text
 
-SETTINGS = (  # JSON that may name code
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.json",
+TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
+SETTINGS = (  # JSON that may name code, as those of the tokenizer may
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
@@ -51,19 +48,24 @@ PICKLE = "pytorch_model.bin"
 OWN_MODULE, PLAIN = "sentence_transformers.", re.compile(r"\w*")
 
 
-def copy_companions(source: str, target: Path, *, pooling: bool = True) -> list[str]:
+def copy_companions(source: str, target: Path, *, pooling: bool = True, tokenizer: bool = True) -> list[str]:
     """Copy the companion files of the model at ``source``, a folder or Hub id; returns notes about files left out.
 
-    Without ``pooling`` the files of sentence-transformers stay: another model may use the same tokenizer.
+    Without ``pooling`` the files of sentence-transformers stay: another model may use the same tokenizer. Without
+    ``tokenizer`` its files stay, because another one is there already.
     """
     folder = Path(source).expanduser()
     if not source or folder.is_file():
         return []
     if not folder.is_dir():
-        patterns = [*SETTINGS, *VOCABULARIES, TEMPLATES, MODULES, *SENTENCES, *(f"*/{name}" for name in OF_MODULES)]
+        modules = (f"*/{name}" for name in OF_MODULES)
+        patterns = [*TOKENIZER, *SETTINGS, *VOCABULARIES, TEMPLATES, MODULES, *SENTENCES, *modules]
         folder = Path(snapshot_download(source, allow_patterns=patterns))
     copier = _Copier(folder, target)
-    copier.copy((*SETTINGS, *VOCABULARIES, *(str(path.relative_to(folder)) for path in sorted(folder.glob(TEMPLATES)))))
+    if tokenizer:
+        templates = (str(path.relative_to(folder)) for path in sorted(folder.glob(TEMPLATES)))
+        copier.copy((*TOKENIZER, *VOCABULARIES, *templates))
+    copier.copy(SETTINGS)
     if pooling:
         copier.copy_modules()
     return copier.notes

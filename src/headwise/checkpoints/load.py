@@ -22,8 +22,10 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader, read_json
+from headwise.records.settings import OpenConfig
 from headwise.records.shape import ModelShape
 from headwise.runtime import modeling_headwise
+from headwise.tracing.placement import place
 
 LONGEST_REASON = 300
 GENERATION = "generation_config.json"
@@ -97,8 +99,8 @@ def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrai
         raise InputError(f"No model can be built from this config: {_reason(error)}") from error
 
 
-def open_model(source: str) -> PreTrainedModel:
-    """A trained model, in its own dtype. Weights come from safetensors only."""
+def open_model(source: str, opening: OpenConfig | None = None) -> PreTrainedModel:
+    """A trained model, in its own dtype on the CPU unless ``opening`` says otherwise. Weights: safetensors only."""
     config = open_config(source)
     cls = model_class(config, source)
     folder = Path(source).expanduser()
@@ -127,7 +129,7 @@ def open_model(source: str) -> PreTrainedModel:
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
     check_finite(model, source)
-    return model.eval()
+    return model.eval() if opening is None else place(model.eval(), opening)
 
 
 def _suggest(config: PreTrainedConfig) -> str:

@@ -28,11 +28,10 @@ def compress(
     """Cut a model to a plan and save it, checked: along what its profile measured, else by its weights alone."""
     with importing():
         from headwise.steps.compress import compress as cut
-        from headwise.steps.compress import read_pieces
 
+    settings = {"config": config, "opening": opening, "profile": profile, "command": typed()}
     with watched() as progress:
-        pieces = None if config.refit is None else read_pieces(config.refit)
-        report = cut(model, plan, output, config.format, typed(), config.method, profile, pieces, progress)
+        report = cut(model, plan, output, progress=progress, **settings)
     notes(report["notes"])
     if as_json:
         typer.echo(json.dumps(report, indent=1))

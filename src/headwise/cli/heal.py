@@ -36,21 +36,9 @@ def heal(
     with importing():
         from headwise.steps.heal import heal as distil
 
+    settings = {"config": config, "reading": reading, "opening": opening, "track": log_with, "command": typed()}
     with watched() as progress:
-        report = distil(
-            student,
-            teacher,
-            output,
-            texts=text or (),
-            inputs=inputs,
-            text_format=reading.text_format,
-            accept_text=reading.accept_text,
-            config=config,
-            track=log_with,
-            command=typed(),
-            trust_remote_code=opening.trust_remote_code,
-            progress=progress,
-        )
+        report = distil(student, teacher, output, texts=text or (), inputs=inputs, progress=progress, **settings)
     if not report:
         return
     notes(report["notes"])

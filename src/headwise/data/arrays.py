@@ -32,7 +32,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # zip files and NumPy's own headers are foreign input
         raise InputError(f"{path} is not a .npz file of plain arrays: {_reason(error)}") from error
-    return {name: _tensor(array, f"{path}: {name}") for name, array in loaded.items()}
+    return {name: as_tensor(array, f"{path}: {name}") for name, array in loaded.items()}
 
 
 def read_pictures(source: str, folder: Path, most: int, *, trust_remote_code: bool = False) -> dict[str, Tensor]:
@@ -83,7 +83,8 @@ def _check_size(path: Path) -> None:
         raise InputError(f"{path} holds {size / 1e9:,.0f} GB of arrays, and this machine has {memory / 1e9:,.0f} GB.")
 
 
-def _tensor(array: np.ndarray, where: str) -> Tensor:
+def as_tensor(array: np.ndarray, where: str) -> Tensor:
+    """Single-precision or whole numbers, all finite, out of an array of any numbers."""
     if array.dtype.kind not in NUMBERS or not array.ndim:
         what = "a single value" if not array.ndim else f"an array of {array.dtype}"
         raise InputError(f"{where}: expected an array of numbers, found {what}.")

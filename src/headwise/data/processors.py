@@ -68,7 +68,7 @@ def _open(
     code = None if trusted else _code(source, file, keys)
     if code is not None:
         raise InputError(
-            f"The {what} of {source} would run code of its own, {code}: read it, and say --trust-remote-code if you "
+            f"The {what} of {source} would run code of its own, {code}: read it, and say `trust_remote_code` if you "
             "trust it."
         )
     try:
@@ -78,7 +78,7 @@ def _open(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         if not trusted and "trust_remote_code" in str(error):
-            reason = "it brings code of its own, which only runs with --trust-remote-code."
+            reason = "it brings code of its own, which only runs with `trust_remote_code`."
         raise InputError(f"The {what} of {source} cannot be opened: {reason}") from error
 
 

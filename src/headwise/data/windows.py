@@ -54,8 +54,8 @@ class Tokens:
             sentence = f"{share:.0%} of the tokens of {self.name} are {what}"
             if share > REFUSE and not accept:
                 raise InputError(
-                    f"{sentence}: this is not what the model reads. Give text of its own kind with --text, or "
-                    "--accept-text if it is."
+                    f"{sentence}: this is not what the model reads. Give text of its own kind, or say `accept_text` "
+                    "if it is."
                 )
             if share > WARN:
                 notes.append(f"{sentence}: what is measured on them says little of the model's own text.")
@@ -83,7 +83,7 @@ def tokenise(tokenizer: Any, text: Text, most: int, source: str) -> Tokens:
     if not rows:
         raise InputError(
             f"The tokenizer of {source} makes no tokens of {text.name}: it is empty or not the model's own. "
-            "Inputs can also be given as arrays, with --inputs."
+            "Inputs can also be given as arrays, as `inputs`."
         )
     empty = _empty(tokenizer, rows)
     return Tokens(text.name, text.kind, rows, before, after, text.apart, text.kind == "chat", empty)

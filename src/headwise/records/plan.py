@@ -13,6 +13,7 @@ from headwise.files.writing import record_text, write_text
 from headwise.records.blueprint import Blueprint
 from headwise.records.change import Change, read_change
 from headwise.records.layer_plan import LayerPlan
+from headwise.records.rendering import Shown
 from headwise.records.shape import DIMS, Dims, LayerShape, ModelShape
 
 KIND = "plan"
@@ -23,7 +24,7 @@ Changes = tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Shown):
     """For each layer its changes, for which model they were made, the budget they answer and what was predicted.
 
     ``before`` are the heads and widths of that model's layers. ``profile`` names the folder of the measurements the

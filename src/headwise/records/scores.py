@@ -10,6 +10,7 @@ from typing import Any
 
 from headwise.files.reading import Reader, read_record
 from headwise.files.writing import record_text, write_record
+from headwise.records.rendering import Shown
 
 KIND = "scores"
 VERSION = 1
@@ -79,7 +80,7 @@ class ModelScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(Shown):
     """Models side by side, the text and settings they were measured with, and notes for the user."""
 
     models: tuple[ModelScores, ...]

@@ -18,15 +18,19 @@ THIRD = 3
 COLUMNS = ("layer", "change", "predicted loss increase")
 
 
-def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> None:
-    """What is done to every layer, what the model then costs, and how much loss that is predicted to bring."""
+def print_plan(plan: Plan, profile: Profile | None, console: Console | None = None) -> None:
+    """What is done to every layer, what the model then costs, and how much loss that is predicted to bring.
+
+    Without the ``profile`` it was made from a plan knows no costs but those it was made to keep to.
+    """
     console = console or Console(width=None if Console().is_terminal else 110)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="right" if name == COLUMNS[-1] else "left", no_wrap=True)
     losses = plan.predicted.get("by_layer") or [None] * len(plan.layers)
-    for index, (phrase, loss) in enumerate(zip(plan.describe(), losses, strict=True)):
-        known = loss is not None and profile.layers[index].values
+    phrases = plan.describe() if plan.blueprint is None else [_built(dims) for dims in plan.before]
+    for index, (phrase, loss) in enumerate(zip(phrases, losses, strict=True)):
+        known = loss is not None and (profile is None or profile.layers[index].values)
         table.add_row(str(index), phrase or "-", f"{loss:.2g}" if known else "-")
     console.print(table)
     console.print()
@@ -41,7 +45,16 @@ def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> 
         console.print(sentence)
 
 
-def _costs(plan: Plan, profile: Profile) -> list[tuple[str, int, int]]:
+def _built(dims: Sequence[int]) -> str:
+    heads, kv_heads, qk_dim, v_dim = dims
+    return f"{heads} heads, {kv_heads} of keys and values, {qk_dim} and {v_dim} wide"
+
+
+def _costs(plan: Plan, profile: Profile | None) -> list[tuple[str, int, int]]:
+    if profile is None:
+        known = {name: plan.predicted.get(name, (0, 0)) for name in ("kv_bytes_per_token", "attention_parameters")}
+        costs = [(name.replace("_", " "), *pair) for name, pair in known.items()]
+        return [cost for cost in costs if cost[1]]
     before, after = profile.shape, profile.shape.planned(plan)
     dtype = str(plan.budget.get("dtype", "bf16"))
     cached = [cost_of(shape, 1, dtype=dtype).kv_bytes_per_token for shape in (before, after)]
@@ -53,9 +66,10 @@ def _costs(plan: Plan, profile: Profile) -> list[tuple[str, int, int]]:
     return [cost for cost in costs if cost[1]]
 
 
-def _sentences(plan: Plan, profile: Profile) -> list[str]:
-    if not plan.predicted:
-        return _early_and_late(plan, profile)
+def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
+    early_and_late = [] if profile is None else _early_and_late(plan, profile)
+    if not plan.predicted or plan.blueprint is not None:
+        return early_and_late
     loss, expected = plan.predicted["loss_increase"], plan.predicted.get("expected")
     what = next((words for kind, words in WORDS.items() if kind in plan.budget), "model")
     prediction = f"Keeps {plan.predicted['kept']:.1%} of the {what}; predicted loss increase {loss:.3g} nats per output"
@@ -68,7 +82,7 @@ def _sentences(plan: Plan, profile: Profile) -> list[str]:
         prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}"
         agreement = plan.predicted.get("agreement")
         prediction += "." if agreement is None else f", and embeddings with a cosine of about {agreement:.3f}."
-    return [*_early_and_late(plan, profile), prediction, *plan.predicted.get("notes", ())]
+    return [*early_and_late, prediction, *plan.predicted.get("notes", ())]
 
 
 def _early_and_late(plan: Plan, profile: Profile) -> list[str]:

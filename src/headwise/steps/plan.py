@@ -60,6 +60,11 @@ def read_budget(budget: BudgetConfig, bound: BoundConfig | None, cache: CacheCon
     return Budget(cast(Kind, kind), cast(float, amount), cache.cache_tokens, dtype=cache.cache_dtype)
 
 
+def given_budget(budget: BudgetConfig, cache: CacheConfig) -> Budget | None:
+    """The one budget that is given; None where none is."""
+    return None if budget == BudgetConfig() else read_budget(budget, None, cache)
+
+
 def read_layers(text: str) -> frozenset[int]:
     """The layers that ``text`` like "0,1,28-29" names."""
     layers: set[int] = set()

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from headwise.records.scores import Rate, Speed
 from headwise.runtime.reopen import cache_bytes
 from headwise.tracing.example import example_inputs
+from headwise.tracing.forward import placed_inputs
 
 ROUNDS = 5
 PIECE = 1024  # tokens a prompt is read in at once: attention without a fused kernel takes memory for every pair
@@ -120,7 +121,7 @@ def _prompt(model: PreTrainedModel, context: int) -> Tensor:
 
 
 def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
-    cast(Any, model)(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+    cast(Any, model)(**placed_inputs(model, inputs))
 
 
 def _wait() -> None:

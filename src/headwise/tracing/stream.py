@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from headwise.families.sites import sites_of
+from headwise.tracing.forward import placed_inputs
 
 
 class _Stop(Exception):
@@ -55,7 +56,7 @@ class Stream:
                 raise _Stop
 
         handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in self.blocks]
-        inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        inputs = placed_inputs(model, batch)
         try:
             model.base_model(**inputs, **({"use_cache": False} if decoder else {}))
         except _Stop:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +37,14 @@ def join_processes(track: str | None = None, logs: Path | None = None) -> Accele
     if track is not None and not accelerator.log_with:
         raise InputError(f"The tracker {track} is not installed here.")
     return accelerator
+
+
+@contextmanager
+def shared_folder(accelerator: Accelerator) -> Generator[Path, None, None]:
+    """A folder that all processes of this machine use while the block lasts; the first makes and removes it."""
+    with tempfile.TemporaryDirectory(prefix="headwise-") if accelerator.is_main_process else nullcontext("") as own:
+        (name,) = broadcast_object_list([own])
+        yield Path(name)
 
 
 def first_then_all(accelerator: Accelerator, make: Callable[[], T]) -> T:

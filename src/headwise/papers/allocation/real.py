@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from headwise.papers.kit.point import Point
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.records.profile import LayerProfile, rounded
+from headwise.records.settings import InspectConfig
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 
 SHORTEST = 64  # tokens
 NEAR = 0.1
@@ -46,7 +47,8 @@ def run(settings: Settings) -> dict[str, Any]:
     lengths = tuple(SHORTEST * 2**i for i in range((settings.longest // SHORTEST).bit_length()))
     with TemporaryDirectory() as folder:
         model = str(demo_model())
-        profile = inspect(model, Path(folder), tokens=settings.tokens, lengths=lengths, seed=settings.seed)
+        config = InspectConfig(tokens=settings.tokens, lengths=lengths, seed=settings.seed)
+        profile = inspect_folder(model, Path(folder), config=config)
     first = profile.layers[0]
     return {
         "lengths": list(first.lengths),

@@ -1,4 +1,4 @@
-"""The two passes over the text. The first watches, the second also asks the loss; both only add to running sums."""
+"""Statistics of every attention layer in two passes over the text: one watches, the other also differentiates."""
 
 from __future__ import annotations
 
