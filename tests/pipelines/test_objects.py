@@ -210,7 +210,6 @@ def test_examples(name, tokenizer, tmp_path, monkeypatch):
         "model": tiny("llama"),
         "tokenizer": tokenizer,
         "texts": [TEXT, TEXT[:400], TEXT[9:900]],
-        "os": os,
     }
     (example,) = doctest.DocTestFinder(recurse=False).find(EXAMPLES[name], name, globs=names)
     assert example.examples
