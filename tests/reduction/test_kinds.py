@@ -26,8 +26,8 @@ from headwise.reduction.widths.change import Widths
 from headwise.report.page import render
 from headwise.report.plans import print_plan
 from headwise.steps.cost import report_cost
-from headwise.steps.inspect import inspect
 from headwise.tracing.example import example_inputs
+from tests.calls import inspect
 from tests.commands import finished, python
 from tests.report.test_scores import SCORES
 from tests.tiny import tiny
