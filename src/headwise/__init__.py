@@ -18,6 +18,7 @@ from headwise.families.family import Family, Stack
 from headwise.records import Change, Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores
 from headwise.records.healing import HealConfig
 from headwise.records.rendering import draw_by as _draw_by
+from headwise.records.running import RunConfig
 from headwise.records.settings import (
     BoundConfig,
     BudgetConfig,
@@ -82,6 +83,7 @@ __all__ = [  # noqa: PLE0604 - names of both kinds, as dir() shows them
     "Plan",
     "PlanConfig",
     "ReadConfig",
+    "RunConfig",
     "Scores",
     "Stack",
     "TrainConfig",
