@@ -29,6 +29,7 @@ CLASSES = [
         "Family",
         "Stack",
         "InputError",
+        "RunConfig",
     ),
     *("HealConfig", "TrainConfig", "OpenConfig", "TrustConfig", "ReadConfig", "InspectConfig", "BudgetConfig"),
     *("BoundConfig", "CacheConfig", "PlanConfig", "CompressConfig", "EvaluateConfig", "CostConfig", "DesignConfig"),
