@@ -34,13 +34,15 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import is_transposed, matrix, sites_of
 from headwise.files.errors import InputError
 from headwise.linalg.spectra import moment_root
-from headwise.planning.damage import group_damage, plan_damage
-from headwise.planning.planner import plan_for
+from headwise.pipelines.profile import inspect_folder
+from headwise.planning.sensitivity import group_loss
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
+from headwise.records.settings import InspectConfig
+from headwise.reduction.plans import plan_for, predicted_losses
 from headwise.reduction.reduce import reduce_model
+from headwise.reduction.widths.change import Widths
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 from headwise.tracing.speed import cache_per_token
 
 SHARES = (0.875, 0.75, 0.5)
@@ -76,22 +78,33 @@ def even(profile, share):
 
 def without_pairs(plan):
     """``plan`` with its RoPE pairs left to the method."""
-    return replace(plan, layers=tuple(replace(layer, rope_pairs=None) for layer in plan.layers))
+    return replace(plan, layers=tuple(tuple(_unnamed(change) for change in changes) for changes in plan.layers))
+
+
+def _unnamed(change):
+    return replace(change, rope_pairs=None) if isinstance(change, Widths) else change
+
+
+def as_widths(plan, shape):
+    """For each layer the heads and widths that ``plan`` keeps; the whole layer where it changes nothing."""
+    own = (next((change for change in changes if isinstance(change, Widths)), None) for changes in plan.layers)
+    layers = zip(own, plan.after(shape), strict=True)
+    return [change or Widths(*after.dims) for change, after in layers]
 
 
 def fewer_pairs(plan, shape, share):
     """``plan`` with whole values and queries and keys so narrow that ``share`` of the cache is left."""
     layers = (
-        replace(change, v_dim=layer.v_dim, qk_dim=round((2 * share - 1) * layer.qk_dim / 2) * 2)
-        for change, layer in zip(plan.layers, shape.layers, strict=True)
+        replace(change, v_dim=layer.v_dim, qk_dim=round((2 * share - 1) * layer.qk_dim / 2) * 2, rope_pairs=None)
+        for change, layer in zip(as_widths(plan, shape), shape.layers, strict=True)
     )
-    return without_pairs(replace(plan, layers=tuple(layers)))
+    return Plan.make(shape, layers)
 
 
 def fewer_groups(profile, share):
     """Key/value groups removed, the least felt in the whole model first, until ``share`` of the cache is left."""
     shape = profile.shape
-    felt = [group_damage(layer, measured.values) for layer, measured in zip(shape.layers, profile.layers, strict=True)]
+    felt = [group_loss(layer, measured.values) for layer, measured in zip(shape.layers, profile.layers, strict=True)]
     total = sum(layer.kv_heads for layer in shape.layers)
     order = sorted((damage, i, g) for i, groups in enumerate(felt) for g, damage in enumerate(groups))
     removed = {(i, g) for _, i, g in order[: math.ceil(total * (1 - share) - 1e-9)]}
@@ -172,14 +185,14 @@ def ranking(model, profile, tensors, windows, dense):
         Plan.make(profile.shape, tuple(replace(layer, **{name: getattr(full, name)}, **extra) for layer, full in pairs))
         for plan in (budgets[3], budgets[5])
         for name, extra in (("v_dim", {}), ("qk_dim", {"rope_pairs": None}))
-        for pairs in [list(zip(plan.layers, profile.shape.layers, strict=True))]
+        for pairs in [list(zip(as_widths(plan, profile.shape), profile.shape.layers, strict=True))]
         if all(layer.heads == full.heads for layer, full in pairs)
     ]
     plans = [*budgets, *(even(profile, share) for share in (0.875, 0.75, 0.625)), *only][:12]
     found = []
     for plan in plans:
         student = reduce_model(model, plan, tensors, refit=()).model
-        found.append((plan_damage(profile, plan.layers), loss(student, windows) - dense))
+        found.append((sum(predicted_losses(profile, plan.layers)), loss(student, windows) - dense))
     predicted, measured = (torch.tensor(column) for column in zip(*found, strict=True))
     ranks = torch.stack([column.argsort().argsort().double() for column in (predicted, measured)])
     return {
@@ -251,7 +264,7 @@ def main():  # noqa: PLR0915 - a table, row by row
         start = time.perf_counter()
         made = reduce_model(model, plan, tensors, method, form, refit)
         student, plan = made.model, made.plan
-        damage = plan_damage(profile, plan.layers) if method == "weighted" else None
+        damage = sum(predicted_losses(profile, plan.layers)) if method == "weighted" else None
         facts = {} if damage is None else {"predicted_nats": round(damage, 4)}
         add(name, kind, share, student, time.perf_counter() - start, **facts)
 
@@ -259,9 +272,8 @@ def main():  # noqa: PLR0915 - a table, row by row
     print(f"dense perplexity {math.exp(dense):.3f}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
-        profile = inspect(
-            source, Path(name) / "run", texts=[str(args.calibration)], tokens=CALIBRATION_TOKENS, maps=False
-        )
+        config = InspectConfig(tokens=CALIBRATION_TOKENS, maps=False)
+        profile = inspect_folder(source, Path(name) / "run", texts=[str(args.calibration)], config=config)
         statistics = time.perf_counter() - start
         tensors = load_file(Path(name) / "run" / "profile.safetensors")
     batches = [{"input_ids": tensors[key]} for key in sorted(tensors) if key.startswith("inputs.")]

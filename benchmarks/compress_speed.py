@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.profile_tensors import profiled_batches
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
-from headwise.records.settings import CompressConfig
+from headwise.records.settings import CompressConfig, InspectConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 
 
@@ -61,7 +61,7 @@ def main():
         folder = Path(name)
         run, plan = folder / "run", folder / "plan.json"
         seconds = {
-            "statistics": timed(inspect, source, run, tokens=args.tokens, maps=False),
+            "statistics": timed(inspect_folder, source, run, config=InspectConfig(tokens=args.tokens, maps=False)),
             "plan": timed(make_plan, run, plan, Budget("keep_kv", args.share)),
             "compress": timed(compress, source, plan, folder / "model"),
             "compress without refit": timed(

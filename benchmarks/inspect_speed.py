@@ -30,8 +30,10 @@ from headwise.families.weights import read_attention
 from headwise.linalg.ranks import effective_rank, gram_singular_values, numerical_rank, stable_rank
 from headwise.linalg.saturation import jacobian_norms
 from headwise.linalg.spectra import product_spectrum, weighted_spectrum
+from headwise.pipelines.profile import inspect_folder
+from headwise.records.settings import InspectConfig
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import SPECTRAL_TOKENS, inspect
+from headwise.steps.inspect import SPECTRAL_TOKENS
 from headwise.tracing.probe import watching
 
 LAYERS = (0, 10, 20, 29)
@@ -181,7 +183,7 @@ def main():
     folder = Path(tempfile.mkdtemp())
     with Memory() as memory:
         start = time.perf_counter()
-        inspect(source, folder / "run", tokens=args.tokens)
+        inspect_folder(source, folder / "run", config=InspectConfig(tokens=args.tokens))
         whole = time.perf_counter() - start
     size = sum(path.stat().st_size for path in Path(source).glob("*.safetensors")) / 1e9
     page = (folder / "run" / "report.html").stat().st_size

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import transformers
 
-from headwise.planning.damage import plan_damage
-from headwise.planning.planner import plan_for
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
+from headwise.records.settings import InspectConfig
+from headwise.reduction.plans import plan_for
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 
 SHARES = (0.875, 0.75, 0.5, 0.3)
 KEPT = (0.75, 0.5)
@@ -26,7 +26,8 @@ KEPT = (0.75, 0.5)
 
 def share_kept(plan, shape, layers, width):
     """Part of a width that stays in ``layers``, removed heads counted as lost."""
-    after = sum(plan.layers[i].kv_heads * getattr(plan.layers[i], width) for i in layers)
+    kept = plan.after(shape)
+    after = sum(kept[i].kv_heads * getattr(kept[i], width) for i in layers)
     return after / sum(shape.layers[i].kv_heads * getattr(shape.layers[i], width) for i in layers)
 
 
@@ -40,7 +41,8 @@ def main():
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
         texts = [str(args.calibration)]
-        profile = inspect(str(demo_model()), Path(name) / "run", texts=texts, tokens=args.tokens, maps=False)
+        config = InspectConfig(tokens=args.tokens, maps=False)
+        profile = inspect_folder(str(demo_model()), Path(name) / "run", texts=texts, config=config)
     shape = profile.shape
     third = len(shape.layers) // 3
     early, late = range(third), range(len(shape.layers) - third, len(shape.layers))
@@ -55,19 +57,19 @@ def main():
         rows.append(
             {
                 "kv_share": share,
-                "predicted_nats": round(plan.predicted["damage"], 4),
-                "predicted_nats_stock": round(plan_damage(profile, stock.layers), 4),
+                "predicted_nats": round(plan.predicted["loss_increase"], 4),
+                "predicted_nats_stock": round(stock.predicted["loss_increase"], 4),
                 "seconds": round(seconds, 3),
                 "kv_heads_removed": sum(
-                    s.kv_heads - c.kv_heads for s, c in zip(shape.layers, plan.layers, strict=True)
+                    s.kv_heads - c.kv_heads for s, c in zip(shape.layers, plan.after(shape), strict=True)
                 ),
-                "attentions_removed": sum(not change.heads for change in plan.layers),
+                "attentions_removed": sum(not layer.heads for layer in plan.after(shape)),
                 "kept": {
                     width: {"early third": round(share_kept(plan, shape, early, width), 3)}
                     | {"late third": round(share_kept(plan, shape, late, width), 3)}
                     for width in ("qk_dim", "v_dim")
                 },
-                "layers": [[c.kv_heads, c.qk_dim, c.v_dim] for c in plan.layers],
+                "layers": [list(layer.dims[1:]) for layer in plan.after(shape)],
             }
         )
         print(json.dumps({key: value for key, value in rows[-1].items() if key != "layers"}), flush=True)

@@ -31,11 +31,12 @@ from headwise.data.calibration import Batch, evaluation_windows
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import own_texts, read_texts
 from headwise.families.shapes import shape_of
-from headwise.planning.planner import plan_for
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.budget import Budget
+from headwise.records.settings import InspectConfig
+from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.scoring import predicts_next, text_losses
 
@@ -49,7 +50,8 @@ def row_of(name, args, source, budget, texts, *, measured_at=512, inspect_texts=
     """Promise and measurements of one calibration of one model; ``texts`` to measure on, by name."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        profile = inspect(source, Path(folder) / "run", texts=inspect_texts, tokens=args.tokens, seed=SEED, **options)
+        config = InspectConfig(tokens=args.tokens, seed=SEED)
+        profile = inspect_folder(source, Path(folder) / "run", texts=inspect_texts, config=config, **options)
         tensors = load_file(Path(folder) / "run" / "profile.safetensors")
     plan = plan_for(profile, budget)
     model = open_model(source).float()
@@ -166,9 +168,8 @@ def whisper_row(name, args):
         model.save_pretrained(folder / "model")
         sound, ids = tones(600, 1)
         np.savez(folder / "tones.npz", input_features=sound.numpy(), decoder_input_ids=ids[:, :-1].numpy())
-        profile = inspect(
-            str(folder / "model"), folder / "run", inputs=folder / "tones.npz", tokens=args.tokens, seed=SEED
-        )
+        config = InspectConfig(tokens=args.tokens, seed=SEED)
+        profile = inspect_folder(str(folder / "model"), folder / "run", inputs=folder / "tones.npz", config=config)
         tensors = load_file(folder / "run" / "profile.safetensors")
         model = open_model(str(folder / "model"))
     plan = plan_for(profile, Budget("keep_kv", 0.75), multiple=2)

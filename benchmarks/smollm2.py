@@ -23,7 +23,7 @@ from headwise.checkpoints.load import open_model
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan, cost_of
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime.reopen import cache_bytes
 from headwise.steps.demo import WHEEL, demo_model
 
@@ -68,10 +68,10 @@ def main():
     del reference
 
     students = {
-        "full": build_student(model, Plan.full(shape), form="per-layer"),
-        "v_dim 48": build_student(model, narrow(shape, 64, 48)),
-        "qk_dim 48": build_student(model, narrow(shape, 48, 64)),
-        "both 48": build_student(model, narrow(shape, 48, 48)),
+        "full": build_reduced(model, Plan.full(shape), form="per-layer"),
+        "v_dim 48": build_reduced(model, narrow(shape, 64, 48)),
+        "qk_dim 48": build_reduced(model, narrow(shape, 48, 64)),
+        "both 48": build_reduced(model, narrow(shape, 48, 48)),
     }
     with torch.inference_mode():
         difference = (students["full"](**inputs).logits - logits).abs().max().item()

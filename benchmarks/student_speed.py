@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from headwise.checkpoints.load import open_model
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan, cost_of
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.steps.demo import demo_model
 
 REPEATS = 7
@@ -68,9 +68,9 @@ def main():
     models = {"stock": stock}
     for name, (qk_dim, v_dim) in WIDTHS.items():
         layers = tuple(LayerPlan(layer.heads, layer.kv_heads, qk_dim, v_dim) for layer in shape.layers)
-        models[name] = build_student(stock, Plan.make(shape, layers), form="per-layer")
+        models[name] = build_reduced(stock, Plan.make(shape, layers), form="per-layer")
     for name, file in PLANNED.items():
-        models[name] = build_student(stock, Plan.load(output.parent / file), form="per-layer")
+        models[name] = build_reduced(stock, Plan.load(output.parent / file), form="per-layer")
     ids = torch.randint(100, 40000, (1, PREFILL))
     rows = []
     cases = {f"prefill {PREFILL}": None, **{f"decode at {context}": context for context in CONTEXTS}}

@@ -98,7 +98,7 @@ def main():
     }
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2**20).astype(np.uint16)
     candidates = propose(Request("llama", int(args.params), Text(VOCAB, CONTEXT, tied=True))).candidates
-    mixed = next(candidate for candidate in candidates if len(set(candidate.plan.layers)) > 1)
+    mixed = next(candidate for candidate in candidates if len(set(candidate.plan.before)) > 1)
     for candidate in (candidates[0], mixed):
         for precision in ("fp32", "bf16"):
             with tempfile.TemporaryDirectory() as name:

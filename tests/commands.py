@@ -82,7 +82,7 @@ class Process:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.args, self.returncode, self._lock = argv, None, threading.Lock()
-        self._said: dict[Any, str] = {}
+        self._output: dict[Any, str] = {}
         self._readers: list[threading.Thread] = []
         request = {
             "code": code,
@@ -90,19 +90,19 @@ class Process:
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
         }
-        given, give = os.pipe()
+        read_in, write_in = os.pipe()
         (read_out, out), (read_err, err) = os.pipe(), os.pipe()
         text = {"encoding": "utf-8", "errors": "backslashreplace"}
         self.stdout, self.stderr = os.fdopen(read_out, **text), os.fdopen(read_err, **text)
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(place)
-        with tempfile.TemporaryFile() as asked:
-            asked.write(json.dumps(request).encode())
-            asked.flush()
-            socket.send_fds(self._server, [b"."], [given, out, err, asked.fileno()])
-        for end in (given, out, err):
+        with tempfile.TemporaryFile() as request_file:
+            request_file.write(json.dumps(request).encode())
+            request_file.flush()
+            socket.send_fds(self._server, [b"."], [read_in, out, err, request_file.fileno()])
+        for end in (read_in, out, err):
             os.close(end)
-        threading.Thread(target=_write, args=(give, stdin or ""), daemon=True).start()
+        threading.Thread(target=_write, args=(write_in, stdin or ""), daemon=True).start()
         self.pid = self._receive()
 
     def _receive(self) -> int:
@@ -137,10 +137,10 @@ class Process:
             if reader.is_alive():  # a process that it started holds the pipe
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
         self.close()
-        return self._said[self.stdout], self._said[self.stderr]
+        return self._output[self.stdout], self._output[self.stderr]
 
     def _read(self, file: TextIO) -> None:
-        self._said[file] = file.read()
+        self._output[file] = file.read()
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -184,11 +184,11 @@ def start(
     words = list(map(str, args))
     if fresh or not _as_it_was_read(os.environ if env is None else env):
         code = f"{first}\nimport sys\nsys.argv[0] = 'headwise'\n{COMMAND}"
-        with tempfile.TemporaryFile() as given:
-            given.write((stdin or "").encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write((stdin or "").encode())
+            stdin_file.seek(0)
             command = [sys.executable, *(["-c", code] if first else ["-m", "headwise"]), *words]
-            pipes: Any = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            pipes: Any = {"stdin": stdin_file, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             return subprocess.Popen(command, cwd=cwd, env=None if env is None else dict(env), **pipes)
     before = (
         "import subprocess\nfrom tests.commands import check_in_a_fork\n"
@@ -205,7 +205,7 @@ def headwise(*args: object, timeout: float = TIMEOUT, **options: Any) -> subproc
 
 
 def finished(process: Process | subprocess.Popen[str], timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """How a process ended and what it said; one that hangs is killed."""
+    """The exit code and output of a process; one that hangs is killed."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -58,9 +58,9 @@ def reopened_here(monkeypatch, tmp_path):
     def here(command, *args, **kwargs):
         if reopen.__file__ not in command:
             return run(command, *args, **kwargs)
-        with redirect_stdout(io.StringIO()) as said:
+        with redirect_stdout(io.StringIO()) as output:
             reopen.main(*command[command.index(reopen.__file__) + 1 :])
-        return subprocess.CompletedProcess(command, 0, said.getvalue(), "")
+        return subprocess.CompletedProcess(command, 0, output.getvalue(), "")
 
     monkeypatch.setattr(subprocess, "run", here)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -26,7 +26,7 @@ INT = 8  # bytes of a process id or status
 
 
 def serve(place: str) -> dict[str, Any]:
-    """Answer requests until standard input ends; return only in the processes that were asked for, each its request."""
+    """Answer requests until standard input ends; return only in the forked processes, each its request."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
         listener.listen()
@@ -42,15 +42,15 @@ def serve(place: str) -> dict[str, Any]:
     sys.exit()
 
 
-def _reap(how: int) -> None:
+def _reap(options: int) -> None:
     """Wait for the keepers that have ended, or for all: so that their seconds are counted."""
     with suppress(ChildProcessError):
-        while os.waitpid(-1, how)[0]:
+        while os.waitpid(-1, options)[0]:
             pass
 
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
-    """Fork once more, wait for that process and tell how it ended: whoever asked is not its parent and cannot wait."""
+    """Fork once more, wait for that process and send its status: the client is not its parent and cannot wait."""
     _, files, _, _ = socket.recv_fds(connection, 1, 4)
     pid = os.fork()
     if pid:

@@ -9,10 +9,6 @@ import pytest
 from transformers import AutoTokenizer
 
 import headwise as hw
-from headwise.checkpoints.profiled import open_profile
-from headwise.records.budget import Budget
-from headwise.steps.inspect import inspect as measure
-from headwise.steps.plan import make_plan
 from tests.tiny import tiny
 from tests.tokens import EVERY_BYTE, save_tokenizer
 
@@ -21,17 +17,24 @@ FUNCTIONS = [
     *("plan_of", "register_family", "shape_of", "watching", "read_attention", "write_attention", "sites_of"),
 ]
 CLASSES = [
-    *("Profile", "Plan", "LayerPlan", "Scores", "Cost", "ModelShape", "LayerShape", "Family", "Stack", "InputError"),
+    *(
+        "Profile",
+        "Plan",
+        "Change",
+        "LayerPlan",
+        "Scores",
+        "Cost",
+        "ModelShape",
+        "LayerShape",
+        "Family",
+        "Stack",
+        "InputError",
+        "RunConfig",
+    ),
     *("HealConfig", "TrainConfig", "OpenConfig", "TrustConfig", "ReadConfig", "InspectConfig", "BudgetConfig"),
     *("BoundConfig", "CacheConfig", "PlanConfig", "CompressConfig", "EvaluateConfig", "CostConfig", "DesignConfig"),
 ]
-ELSEWHERE = {"inspect", "plan", "run", "cost", "evaluate"}  # not functions on objects yet
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from here. " * 40
-
-
-def named(names):
-    later = pytest.mark.xfail(strict=True, reason="becomes a function on objects")
-    return [pytest.param(name, marks=later) if name in ELSEWHERE else name for name in names]
 
 
 def test_dir_shows_exactly_the_public_names():
@@ -57,16 +60,15 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     tiny("llama", vocab_size=EVERY_BYTE, attention_bias=False).save_pretrained(folder / "model")
     save_tokenizer(folder / "model", EVERY_BYTE)
-    (folder / "text.txt").write_text(TEXT)
     source = str(folder / "model")
-    measure(source, folder / "run", texts=[str(folder / "text.txt")], tokens=256, lengths=(16,), maps=False)
-    plan, _ = make_plan(folder / "run", None, Budget("keep_kv", 0.5), multiple=2)
-    model = hw.open(source, device="cpu")
-    profile = open_profile(folder / "run")
+    model, tokenizer = hw.open(source, device="cpu"), AutoTokenizer.from_pretrained(source)
+    config = hw.InspectConfig(tokens=256, lengths=(16,), maps=False)
+    profile = hw.inspect(model, tokenizer, text=TEXT, config=config, checks=False)
+    plan = hw.plan(profile, keep_kv=0.5, config=hw.PlanConfig(multiple_of=2))
     return {
         "hw": hw,
         "model": model,
-        "tokenizer": AutoTokenizer.from_pretrained(source),
+        "tokenizer": tokenizer,
         "source": source,
         "text": TEXT,
         "texts": TEXT.split(". ")[:-1],
@@ -78,7 +80,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("reopened_here", "families_as_before")
-@pytest.mark.parametrize("name", named(FUNCTIONS))
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_has_an_example_that_runs(name, world, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = inspect.getdoc(getattr(hw, name))

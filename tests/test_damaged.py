@@ -170,7 +170,7 @@ def test_the_names_and_shapes_are_those_that_are_written(built):
 
 def test_plans_whose_promises_are_gone(built, tmp_path):
     for change, sentence in (
-        (lambda c: c["predicted"].pop("damage"), "predicted: the field 'damage' is missing"),
+        (lambda c: c["predicted"].pop("loss_increase"), "predicted: the field 'loss_increase' is missing"),
         (lambda c: c["predicted"].update(kept="half"), "kept: expected a number"),
         (lambda c: c["predicted"].update(kv_bytes_per_token=[1]), "kv_bytes_per_token: expected 2 finite numbers"),
         (lambda c: c["budget"].pop("dtype"), "budget: the field 'dtype' is missing"),

@@ -21,7 +21,7 @@ def test_a_command_has_its_own_arguments_folder_environment_and_input(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "said"),
+    ("code", "status", "error"),
     [
         ("pass", 0, ""),
         ("import sys; sys.exit(7)", 7, ""),
@@ -33,11 +33,11 @@ def test_a_command_has_its_own_arguments_folder_environment_and_input(tmp_path, 
         ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), 1 / 0)).start()", 0, "by zero\n"),
     ],
 )
-def test_processes_end_as_those_of_python_do(code, status, said):
+def test_processes_end_as_those_of_python_do(code, status, error):
     done = finished(python(code))
-    assert done.returncode == status and done.stderr.endswith(said), done.stderr
+    assert done.returncode == status and done.stderr.endswith(error), done.stderr
     fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert fresh.returncode == status and fresh.stderr.endswith(said), fresh.stderr
+    assert fresh.returncode == status and fresh.stderr.endswith(error), fresh.stderr
 
 
 def test_a_kill_hits_one_process_and_a_command_that_hangs_is_killed():

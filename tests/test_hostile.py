@@ -25,7 +25,7 @@ from headwise import cli
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime import modeling_headwise
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
@@ -72,7 +72,7 @@ def given(tmp_path_factory):
     cut = Plan.make(shape, (LayerPlan(4, 2, 4, 5), *map(LayerPlan.full, shape.layers[1:])))
     cut.save(folder / "cut.json")
     Plan.make(shape, tuple(map(LayerPlan.full, shape.layers))).save(folder / "whole.json")
-    build_student(model, cut).save_pretrained(folder / "student")
+    build_reduced(model, cut).save_pretrained(folder / "student")
     save_tokenizer(folder / "student")
     shutil.copy(folder / "cut.json", folder / "student" / "plan.json")
     for name, width in {"wide": 48, "narrow": 32}.items():
@@ -124,10 +124,10 @@ def change(path, **fields):
 
 
 def headwise(place, *args):
-    """Run a command in this process with a standard input that says yes; its exit code and what it said."""
-    said, before = io.StringIO(), (sys.argv, sys.stdin, sys.stdout, sys.stderr)
+    """Run a command in this process with a standard input that says yes; its exit code and output."""
+    output, before = io.StringIO(), (sys.argv, sys.stdin, sys.stdout, sys.stderr)
     sys.argv = ["headwise", *map(str, args)]
-    sys.stdin, sys.stdout, sys.stderr = io.StringIO("y\n" * 9), said, said
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO("y\n" * 9), output, output
     try:
         cli.main()
         code = 0
@@ -136,8 +136,8 @@ def headwise(place, *args):
     finally:
         sys.argv, sys.stdin, sys.stdout, sys.stderr = before
     assert not (place / "marker").exists(), (args, (place / "marker").read_text())
-    assert "[y/N]" not in said.getvalue() and "Traceback" not in said.getvalue(), said.getvalue()
-    return code, said.getvalue()
+    assert "[y/N]" not in output.getvalue() and "Traceback" not in output.getvalue(), output.getvalue()
+    return code, output.getvalue()
 
 
 def commands(place, given, model="model"):
@@ -202,8 +202,8 @@ def put_student(place, given):
 def test_code_beside_a_model_is_neither_run_nor_copied(place, given):
     name_code(place)
     for name, command in commands(place, given).items():
-        code, said = headwise(place, *command)
-        assert code == 0, (name, said)
+        code, output = headwise(place, *command)
+        assert code == 0, (name, output)
     check_outputs(place)
     assert json.loads((place / "healed" / "config.json").read_text())["model_type"] == "llama"
     assert "trust_remote_code" not in (place / "healed" / "README.md").read_text()
@@ -216,8 +216,8 @@ def test_a_strangers_modelling_file_gives_way_to_ours(place, given):
     change(place / "model" / "config.json", auto_map={**AUTO, **own})
     some = commands(place, given)
     for name in ("cost", "evaluate", "heal"):
-        code, said = headwise(place, *some[name])
-        assert code == 0, (name, said)
+        code, output = headwise(place, *some[name])
+        assert code == 0, (name, output)
     assert (place / "healed" / "modeling_headwise.py").read_bytes() == OURS
     assert json.loads((place / "healed" / "config.json").read_text())["auto_map"] == own
     check_outputs(place)
@@ -230,18 +230,18 @@ def test_a_tokenizer_with_code_is_refused_in_one_sentence(place, given):
         for name, command in commands(place, given).items():
             if name in ("cost", "compress"):
                 continue
-            code, said = headwise(place, *command)
-            assert code == 2, (name, said)
-            assert "tokenizer_x.py (Words)" in said and "--trust-remote-code" in said, (name, said)
-            assert said.count("\n") == 1, said
+            code, output = headwise(place, *command)
+            assert code == 2, (name, output)
+            assert "tokenizer_x.py (Words)" in output and "--trust-remote-code" in output, (name, output)
+            assert output.count("\n") == 1, output
     some = commands(place, given)
-    code, said = headwise(place, *some["compress"])
-    assert code == 0 and "tokenizer_config.json names code, which was not copied along." in said, said
+    code, output = headwise(place, *some["compress"])
+    assert code == 0 and "tokenizer_config.json names code, which was not copied along." in output, output
     check_outputs(place)
     put_student(place, given)  # transformers knows no tokenizer of its own for those, and would ask
     change(place / "model" / "tokenizer_config.json", **fields)
-    code, said = headwise(place, *some["evaluate"])
-    assert code == 2 and "--trust-remote-code" in said, said
+    code, output = headwise(place, *some["evaluate"])
+    assert code == 2 and "--trust-remote-code" in output, output
 
 
 def test_trusted_code_runs(place, given):
@@ -262,14 +262,14 @@ def test_an_image_processor_with_code_is_refused_in_one_sentence(place, given):
         ("inspect", "pictures", "--inputs", "seen", "-o", "out"),
         ("evaluate", "pictures", "--inputs", "seen"),
     ):
-        code, said = headwise(place, *command)
-        assert code == 2 and "processing_x.py (Images)" in said and "--trust-remote-code" in said, said
+        code, output = headwise(place, *command)
+        assert code == 2 and "processing_x.py (Images)" in output and "--trust-remote-code" in output, output
     content = json.loads(write.read_text())
     del content["auto_map"], content["image_processor_type"]
     write.write_text(json.dumps(content))
     change(place / "pictures" / "config.json", auto_map=AUTO)
-    code, said = headwise(place, "evaluate", "pictures", "--inputs", "seen", "--no-speed", "--tokens", 64)
-    assert code in (0, 2), said
+    code, output = headwise(place, "evaluate", "pictures", "--inputs", "seen", "--no-speed", "--tokens", 64)
+    assert code in (0, 2), output
 
 
 def pickle_in_the_index(place):
@@ -349,10 +349,10 @@ def test_what_leads_elsewhere_is_refused_in_one_sentence(name, place, given, mon
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *args, **kwargs: marker.write_text("kernel"))
     some = commands(place, given)
     for each in ("inspect", "plan", "compress", "evaluate", "heal", "teach", "run"):
-        code, said = headwise(place, *some[each])
-        assert code == 2 and sentence in said and said.count("\n") == 1, (each, said)
-    code, said = headwise(place, *some["cost"])  # reads no weights
-    assert code == 0 or (code == 2 and sentence in said), said
+        code, output = headwise(place, *some[each])
+        assert code == 2 and sentence in output and output.count("\n") == 1, (each, output)
+    code, output = headwise(place, *some["cost"])  # reads no weights
+    assert code == 0 or (code == 2 and sentence in output), output
     assert not [path.name for path in place.iterdir() if path.name.endswith("ed")]
 
 
@@ -397,14 +397,14 @@ def test_models_of_the_hub_are_held_to_the_same(name, place, given, monkeypatch)
     snapshot = hub_cache(place, "org/some")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for source, output in (("org/some", "a"), (snapshot, "b")):
-        code, said = headwise(place, "compress", source, "--plan", given / "cut.json", "-o", place / output)
+    for source, folder in (("org/some", "a"), (snapshot, "b")):
+        code, output = headwise(place, "compress", source, "--plan", given / "cut.json", "-o", place / folder)
         if name == "honest":
-            assert code == 0, said
-            copied = place / output / "tokenizer.json"
+            assert code == 0, output
+            copied = place / folder / "tokenizer.json"
             assert not copied.is_symlink() and copied.read_bytes() == (place / "model" / "tokenizer.json").read_bytes()
         else:
-            assert code == 2 and REFUSED[name][1] in said, said
+            assert code == 2 and REFUSED[name][1] in output, output
 
 
 def test_a_model_of_the_hub_that_needs_code_of_its_own_is_refused(place, monkeypatch):
@@ -412,5 +412,5 @@ def test_a_model_of_the_hub_that_needs_code_of_its_own_is_refused(place, monkeyp
     hub_cache(place, "org/some")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    code, said = headwise(place, "cost", "org/some")
-    assert code == 2 and "it needs code of its own, which headwise does not run" in said, said
+    code, output = headwise(place, "cost", "org/some")
+    assert code == 2 and "it needs code of its own, which headwise does not run" in output, output

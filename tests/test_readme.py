@@ -30,9 +30,9 @@ def in_shell(command, **options):
     return done.stdout
 
 
-def check_demo(said, folder):
-    assert "(75.0%)" in said
-    assert "KL from the first, nats" in said
+def check_demo(output, folder):
+    assert "(75.0%)" in output
+    assert "KL from the first, nats" in output
     assert "Before and after" in (folder / "report.html").read_text(encoding="utf-8")
     for name in ("model", "healed"):
         assert AutoModelForCausalLM.from_pretrained(folder / name) is not None
@@ -40,10 +40,10 @@ def check_demo(said, folder):
 
 @pytest.mark.slow
 def test_demo_does_the_whole_line(tmp_path):
-    said = in_shell(["headwise", "demo"], cwd=tmp_path)
-    assert said.startswith(TABLE)
-    assert "the capital of Germany is Berlin" in said
-    check_demo(said, tmp_path / "headwise-demo")
+    output = in_shell(["headwise", "demo"], cwd=tmp_path)
+    assert output.startswith(TABLE)
+    assert "the capital of Germany is Berlin" in output
+    check_demo(output, tmp_path / "headwise-demo")
 
 
 def test_the_cost_it_shows_is_that_of_smollm2(tmp_path):
@@ -106,7 +106,6 @@ def test_everything_in_the_readme_runs_with_a_tiny_model(tmp_path):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="inspect, plan and evaluate become functions on objects")
 def test_the_script_does_the_whole_line_with_objects_only(tmp_path):
     assert len([line for line in SCRIPT.splitlines() if line.strip()]) <= 15
     instead_of_smollm2(tmp_path, head_dim=16)

@@ -16,14 +16,14 @@ from headwise.cli import main
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from tests.commands import start
 from tests.tiny import VOCAB, tiny
 from tests.tokens import save_tokenizer
 
 
 def here(monkeypatch, capsys, *args):
-    """A command in this process: its exit code and what it said."""
+    """A command in this process: its exit code and output."""
     monkeypatch.setattr(sys, "argv", ["headwise", *map(str, args)])
     capsys.readouterr()
     try:
@@ -43,7 +43,7 @@ def given(tmp_path_factory):
     (folder / "text.txt").write_text("".join(random.Random(0).choices(string.ascii_lowercase, k=9000)))
     shape = shape_of(model)
     cut = Plan.make(shape, (LayerPlan(4, 2, 4, 5), *map(LayerPlan.full, shape.layers[1:])))
-    build_student(model, cut).save_pretrained(folder / "student")
+    build_reduced(model, cut).save_pretrained(folder / "student")
     save_tokenizer(folder / "student")
     cut.save(folder / "student" / "plan.json")
     for name, width in {"wide": 48, "narrow": 32}.items():
@@ -86,20 +86,20 @@ def wait_for(lock, process):
 
 def results(folder):
     """What two runs of one command must have in common: weights, measurements, plans and curves."""
-    found = {}
+    results = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".safetensors":
-            found[name] = {key: tensor.tolist() for key, tensor in load_file(path).items()}
+            results[name] = {key: tensor.tolist() for key, tensor in load_file(path).items()}
         elif path.name == "compare.json":
             trials = json.loads(path.read_text())["trials"]
-            found[name] = [(trial["shape"], trial["loss"]) for trial in trials if trial["reading"] == "tokens"]
+            results[name] = [(trial["shape"], trial["loss"]) for trial in trials if trial["reading"] == "tokens"]
         elif path.suffix == ".jsonl":
             lines = map(json.loads, path.read_text().splitlines())
-            found[name] = [{key: line[key] for key in ("stage", "step", "scores") if key in line} for line in lines]
+            results[name] = [{key: line[key] for key in ("stage", "step", "scores") if key in line} for line in lines]
         elif "-time-" not in name:  # which depends on how fast the machine was
-            found[name] = path.is_file()
-    return found
+            results[name] = path.is_file()
+    return results
 
 
 @pytest.mark.parametrize("name", ["inspect", "run", "heal", "train", "compare"])
@@ -112,18 +112,21 @@ def test_one_works_and_the_other_says_so(name, given, tmp_path, monkeypatch, cap
         try:
             if name == "heal":
                 second = start(*command, "-o", tmp_path / "out")
-                said, code = second.communicate(timeout=300)[1], second.returncode
+                message, code = second.communicate(timeout=300)[1], second.returncode
             else:
-                code, said = here(monkeypatch, capsys, *command, "-o", tmp_path / "out")
+                code, message = here(monkeypatch, capsys, *command, "-o", tmp_path / "out")
         finally:
             os.kill(first.pid, signal.SIGCONT)
-        assert code == 2, said
-        assert f"out is being written by process {first.pid} (headwise {name}) since " in said and said.count("\n") == 1
+        assert code == 2, message
+        assert (
+            f"out is being written by process {first.pid} (headwise {name}) since " in message
+            and message.count("\n") == 1
+        )
         errors = first.communicate(timeout=300)[1]
     assert first.returncode == 0, errors
     assert not lock.exists()
-    code, said = here(monkeypatch, capsys, *command, "-o", tmp_path / "alone")
-    assert code == 0, said
+    code, message = here(monkeypatch, capsys, *command, "-o", tmp_path / "alone")
+    assert code == 0, message
     assert results(tmp_path / "out") == results(tmp_path / "alone")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "modules") == ["alone", "out"]
 
@@ -133,7 +136,7 @@ def test_a_killed_command_leaves_no_lock(given, tmp_path, monkeypatch, capsys, r
     with start(*command) as first:
         wait_for(tmp_path / ".out.lock", first)
         first.kill()
-    code, said = here(monkeypatch, capsys, *command)
-    assert code == 0, said
+    code, message = here(monkeypatch, capsys, *command)
+    assert code == 0, message
     shutil.rmtree(tmp_path / "modules", ignore_errors=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -15,8 +15,10 @@ from importlib import import_module
 from typing import Any
 
 from headwise.families.family import Family, Stack
-from headwise.records import Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores
+from headwise.records import Change, Cost, InputError, LayerPlan, LayerShape, ModelShape, Plan, Scores
 from headwise.records.healing import HealConfig
+from headwise.records.rendering import draw_by as _draw_by
+from headwise.records.running import RunConfig
 from headwise.records.settings import (
     BoundConfig,
     BudgetConfig,
@@ -32,12 +34,13 @@ from headwise.records.settings import (
     TrustConfig,
 )
 from headwise.records.training import TrainConfig
+from headwise.reduction import kinds as _kinds  # noqa: F401 - so that plans know what they can hold
 from headwise.runtime import registration
 
 __version__ = "0.1.0"
 
 _WHEN_ASKED_FOR = {  # most of it needs torch
-    "Profile": "headwise.records.profile:Profile",
+    "Profile": "headwise.checkpoints.profiled:Profile",
     "compare": "headwise.pipelines.compare:compare_plans",
     "compress": "headwise.steps.compress:compress_model",
     "cost": "headwise.steps.cost:cost",
@@ -46,7 +49,7 @@ _WHEN_ASKED_FOR = {  # most of it needs torch
     "heal": "headwise.steps.heal:heal_model",
     "inspect": "headwise.pipelines.profile:inspect",
     "open": "headwise.checkpoints.opened:open",
-    "plan": "headwise.steps.plan:plan",
+    "plan": "headwise.pipelines.plans:plan",
     "plan_of": "headwise.checkpoints.origin:plan_of",
     "read_attention": "headwise.families.weights:read_attention",
     "register_family": "headwise.families.known:register_family",
@@ -63,6 +66,7 @@ __all__ = [  # noqa: PLE0604 - names of both kinds, as dir() shows them
     "BoundConfig",
     "BudgetConfig",
     "CacheConfig",
+    "Change",
     "CompressConfig",
     "Cost",
     "CostConfig",
@@ -79,6 +83,7 @@ __all__ = [  # noqa: PLE0604 - names of both kinds, as dir() shows them
     "Plan",
     "PlanConfig",
     "ReadConfig",
+    "RunConfig",
     "Scores",
     "Stack",
     "TrainConfig",
@@ -101,3 +106,4 @@ def __getattr__(name: str) -> Any:
 
 
 registration.register_with_transformers()
+_draw_by("headwise.report.shown")

@@ -16,7 +16,7 @@ from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime import modeling_headwise, reopen
 from tests.checkpoints.test_save import uneven
 from tests.tiny import tiny
@@ -83,10 +83,10 @@ def test_what_names_code_is_taken_out_and_said(folder):
     notes = copy_companions(str(folder), new)
     assert json.loads((new / "tokenizer_config.json").read_text()) == {"unk_token": "x"}
     assert json.loads((new / "processor_config.json").read_text()) == {"image_processor": {"size": 3}}
-    said = [
+    expected = [
         f"{name} names code, which was not copied along." for name in ("tokenizer_config.json", "processor_config.json")
     ]
-    assert [note for note in notes if "names code" in note] == said
+    assert [note for note in notes if "names code" in note] == expected
     for name in ("generation_config.json", "added_tokens.json"):
         assert not (new / name).exists()
         assert any(note.startswith(f"{name} was not copied: {name} is damaged or not JSON") for note in notes), notes
@@ -140,7 +140,7 @@ def test_the_modelling_file_that_is_saved_is_ours(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     model = tiny("llama")
     plan = uneven(shape_of(model))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     monkeypatch.setattr(type(student), "__module__", module.__name__)
     own = dict(student.config.auto_map)
     student.config.auto_map = {**own, "AutoTokenizer": ["tokenizer_x.X", None]}
@@ -179,7 +179,7 @@ def saved(encoder, tmp_path):
     halved = tuple(LayerPlan(layer.heads, layer.kv_heads, layer.qk_dim // 2, layer.v_dim) for layer in shape.layers)
     for name, layers in (("same", tuple(map(LayerPlan.full, shape.layers))), ("cut", halved)):
         plan = Plan.make(shape, layers)
-        save_student(build_student(model, plan), tmp_path / name, plan=plan, source=str(encoder))
+        save_student(build_reduced(model, plan), tmp_path / name, plan=plan, source=str(encoder))
     return tmp_path
 
 
@@ -208,7 +208,7 @@ def test_sentence_transformers_opens_it_and_pools_as_before(encoder, saved):
 @pytest.mark.parametrize("name", ["other.py", "modeling_headwise.py", "custom_generate/generate.py"])
 def test_the_fresh_process_opens_nothing_with_other_code(name, tmp_path):
     model = tiny("llama")
-    build_student(model, uneven(shape_of(model))).save_pretrained(tmp_path)
+    build_reduced(model, uneven(shape_of(model))).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     reopen.check_code(tmp_path, config, own=True)
     with pytest.raises(ValueError, match="not headwise's"):

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from tests.commands import finished, python
 from tests.tiny import BACKENDS, DECODERS, REDUCIBLE, tiny
@@ -23,7 +23,7 @@ def reduced(name, **changes):
     layers[0] = LayerPlan(0, 0, 0, 0)
     last = shape.layers[-1]
     layers[-1] = LayerPlan(last.heads, 1, last.qk_dim - 4, last.v_dim)
-    return build_student(model, Plan.make(shape, tuple(layers)))
+    return build_reduced(model, Plan.make(shape, tuple(layers)))
 
 
 @pytest.fixture

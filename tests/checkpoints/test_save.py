@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from headwise.checkpoints import verify
+from headwise.checkpoints.card import card
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records import InputError, LayerPlan, Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -58,13 +59,13 @@ def dropped(shape, *gone):
 def test_what_a_stock_class_can_say_is_saved_without_custom_code(name, make, tmp_path):
     model = tiny(name)
     plan = make(shape_of(model))
-    stock, own = build_student(model, plan), build_student(model, plan, form="per-layer")
+    stock, own = build_reduced(model, plan), build_reduced(model, plan, form="per-layer")
     assert type(stock) is type(model)
     inputs = example_inputs(model)
     with torch.no_grad():
         assert torch.allclose(stock(**inputs)[0], own(**inputs)[0], atol=1e-5)
-    found = save_student(stock, tmp_path / "out", plan=plan, source="")
-    assert found["class"] == type(model).__name__
+    report = save_student(stock, tmp_path / "out", plan=plan, source="")
+    assert report["class"] == type(model).__name__
     assert not list((tmp_path / "out").glob("*.py"))
     assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
@@ -73,7 +74,7 @@ def test_listed_frequencies_are_exact_to_the_last_bit():
     model = tiny("llama", head_dim=64, max_position_embeddings=8192)
     shape = shape_of(model)
     pairs = tuple(range(0, 32, 3))
-    stock = build_student(model, uniform(shape, 4, 2, 22, 22, rope_pairs=(pairs,) * 2), form="stock")
+    stock = build_reduced(model, uniform(shape, 4, 2, 22, 22, rope_pairs=(pairs,) * 2), form="stock")
     assert torch.equal(stock.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq[list(pairs)])
 
 
@@ -81,7 +82,7 @@ def test_listed_frequencies_are_exact_to_the_last_bit():
 def test_whether_heads_must_divide_the_width_is_for_the_family_to_say(name, possible, tmp_path):
     model = tiny(name, num_key_value_heads=1)
     layer = shape_of(model).layers[0]
-    student = build_student(model, uniform(shape_of(model), 3, 1, layer.qk_dim, layer.v_dim))
+    student = build_reduced(model, uniform(shape_of(model), 3, 1, layer.qk_dim, layer.v_dim))
     assert (type(student) is type(model)) == possible
     student.save_pretrained(tmp_path)
     assert shape_of(open_model(str(tmp_path))) == shape_of(student)
@@ -90,8 +91,8 @@ def test_whether_heads_must_divide_the_width_is_for_the_family_to_say(name, poss
 def test_stock_without_named_pairs_chooses_one_set_for_the_whole_model():
     model = tiny("llama")
     plan = uniform(shape_of(model), 4, 2, 4, 4)
-    assert type(build_student(model, plan)) is not type(model)  # auto keeps each head's own best pairs
-    assert type(build_student(model, plan, form="stock")) is type(model)
+    assert type(build_reduced(model, plan)) is not type(model)  # auto keeps each head's own best pairs
+    assert type(build_reduced(model, plan, form="stock")) is type(model)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_stock_without_named_pairs_chooses_one_set_for_the_whole_model():
 def test_what_a_stock_class_cannot_say_is_explained(name, make, reason):
     model = tiny(name)
     with pytest.raises(InputError, match=reason):
-        build_student(model, make(shape_of(model)), form="stock")
+        build_reduced(model, make(shape_of(model)), form="stock")
 
 
 @pytest.mark.usefixtures("fresh_check")
@@ -117,11 +118,11 @@ def test_saved_folder_is_complete(tmp_path):
     model.save_pretrained(tmp_path / "dense")
     save_tokenizer(tmp_path / "dense")
     plan = uneven(shape_of(model))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     options = {"plan": plan, "source": str(tmp_path / "dense"), "command": "headwise compress"}
-    found = save_student(student, tmp_path / "out", shard="20KB", **options)
-    assert found["missing"] == found["unexpected"] == []
-    assert found["difference"] == 0.0
+    report = save_student(student, tmp_path / "out", shard="20KB", **options)
+    assert report["missing"] == report["unexpected"] == []
+    assert report["difference"] == 0.0
     out = tmp_path / "out"
     names = {path.name for path in out.iterdir()}
     expected = {"config.json", "generation_config.json", "modeling_headwise.py", "plan.json", "README.md"}
@@ -155,7 +156,7 @@ def test_saved_folder_is_complete(tmp_path):
 )
 def test_importing_headwise_is_enough_in_any_order(order, tmp_path):
     model = tiny("llama")
-    build_student(model, uneven(shape_of(model))).save_pretrained(tmp_path)
+    build_reduced(model, uneven(shape_of(model))).save_pretrained(tmp_path)
     code = (
         f"{order}\nfrom transformers import AutoModelForCausalLM\n"
         f"print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__module__)"
@@ -167,7 +168,7 @@ def test_importing_headwise_is_enough_in_any_order(order, tmp_path):
 def test_a_failed_check_leaves_nothing_behind(tmp_path, monkeypatch):
     model = tiny("llama")
     plan = uneven(shape_of(model))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     monkeypatch.setattr(verify, "predicted_cache", lambda *args: -1)
     with pytest.raises(RuntimeError, match="the cache holds"):
         save_student(student, tmp_path / "out", plan=plan, source="")
@@ -180,13 +181,32 @@ def test_a_full_folder_is_never_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     with pytest.raises(InputError, match="exists already"):
-        save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")
+        save_student(build_reduced(model, plan), tmp_path / "out", plan=plan, source="")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["precious"]
 
 
 def test_half_precision_survives(tmp_path):
     model = tiny("llama").to(torch.bfloat16)
     plan = uneven(shape_of(model))
-    found = save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")
+    found = save_student(build_reduced(model, plan), tmp_path / "out", plan=plan, source="")
     assert found["cache_bytes"] > 0
     assert open_model(str(tmp_path / "out")).dtype == torch.bfloat16
+
+
+def test_the_card_says_what_was_done_to_each_layer():
+    model = tiny("llama")
+    shape = shape_of(model)
+    plan = Plan.make(
+        shape, (LayerPlan(4, 2, 6, 8), LayerPlan(4, 2, 8, 8, dropped=True), LayerPlan.full(shape.layers[2]))
+    )
+    reduced = build_reduced(model, plan)
+    text = card(reduced, plan, "some/model", "", {"difference": 0.0})
+    assert (
+        "| layer | heads | key/value heads | query/key width | value width | change |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| 0 | 4 | 2 | 6 | 8 | qk dim 8 > 6 |\n"
+        "| - | - | - | - | - | block dropped |\n"
+        "| 1 | 4 | 2 | 8 | 8 | - |\n"
+    ) in text
+    with pytest.raises(InputError, match="The model has 2 layers, its plan leaves 3"):
+        card(reduced, Plan.full(shape), "some/model", "", {"difference": 0.0})

@@ -81,7 +81,7 @@ WRONG_DESIGNS = {
     ("--params", "30M", "--kv-bytes-per-token", "60"): "the least is one key/value head in each layer, --kv-bytes",
     ("--params", "many"): "Expected a number such as 200000",
     ("--params", "inf"): "Expected a number such as 200000",
-    ("--params", "2M", "--lags", "a"): "Lags must be numbers with commas",
+    ("--params", "2M", "--lags", "a"): "Expected numbers with commas",
     ("--params", "2M", "--lags", "nan"): "Strengths of lags are numbers from 0 on",
     ("--params", "2M", "--vocab", "0"): "cannot be built with vocab 0",
     ("--params", "2M", "--context", "3"): "3 tokens are too few",
@@ -103,7 +103,7 @@ def test_designs_that_cannot_be_get_one_sentence_and_no_output(options, tmp_path
 
 
 def test_cost_prints_the_exact_table(dense):
-    result = run("cost", dense, "--context", 1024, "--batch", 2, "--dtype", "fp32")
+    result = run("cost", dense, "--context", 1024, "--batch", 2, "--cache-dtype", "fp32")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
@@ -270,7 +270,7 @@ def test_wrong_options():
         assert run(*args).returncode == 2
 
 
-@pytest.mark.parametrize("option", [("--context", 0), ("--batch", -1), ("--dtype", "int3")])
+@pytest.mark.parametrize("option", [("--context", 0), ("--batch", -1), ("--cache-dtype", "int3")])
 def test_impossible_options(dense, option):
     result = run("cost", dense, *option)
     assert result.returncode == 2

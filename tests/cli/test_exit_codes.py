@@ -17,7 +17,7 @@ NOBODY = 65534
 WRITING = {
     "inspect": ("inspect", "llama", *MEASURE, "-o", "OUT"),
     "plan": ("plan", "profile-llama", "--keep-kv", "0.5", "--multiple-of", "2", "-o", "OUT"),
-    "plan within": ("plan", "profile-llama", "--max-damage", "0.5", "--text", "other.txt", "-o", "OUT"),
+    "plan within": ("plan", "profile-llama", "--max-loss-increase", "0.5", "--text", "other.txt", "-o", "OUT"),
     "compress": ("compress", "llama", "--plan", "plan.json", "--profile", "profile-llama", "-o", "OUT"),
     "evaluate": ("evaluate", "llama", "--text", "text.txt", "--tokens", "64", "--context", "16", "-o", "OUT"),
     "heal": ("heal", "reduced", *HEAL, "-o", "OUT"),

@@ -1,4 +1,4 @@
-"""What is wrong with a model, its tokens or its inputs is said in one sentence before anything is run."""
+"""A wrong model, token or input gets one sentence before anything is run."""
 
 import json
 import struct
@@ -14,13 +14,13 @@ from headwise.checkpoints.load import open_model
 from headwise.checkpoints.save import save_student
 from headwise.cli import app
 from headwise.data.arrays import read_arrays, read_pictures
-from headwise.data.calibration import file_calibration
 from headwise.data.fitness import check_finite, check_inputs, check_tokens
 from headwise.data.processors import encode, open_tokenizer
+from headwise.data.ready import input_calibration
 from headwise.families.sites import sites_of
 from headwise.records import InputError, LayerPlan, Plan
 from headwise.records.shape import LayerShape
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -149,7 +149,7 @@ def test_arrays_that_a_model_does_not_take_are_refused(case, tmp_path):
     arrays, sentence = WRONG_ARRAYS[case]
     path = save(tmp_path / "inputs.npz", **arrays)
     with pytest.raises(InputError, match=r"inputs\.npz|does not take") as error:
-        file_calibration(tiny("vit"), "model", path, 64)
+        input_calibration(tiny("vit"), "model", path, 64)
     assert sentence in str(error.value)
 
 
@@ -248,7 +248,7 @@ def test_pairs_that_a_reduced_model_does_not_have_are_refused(pair, tmp_path):
     shape = _shape()
     change = LayerPlan(4, 2, 4, 4, rope_pairs=((0, 3), (1, 2)))
     plan = Plan.make(shape, (change, *map(LayerPlan.full, shape.layers[1:])))
-    save_student(build_student(tiny("llama"), plan), tmp_path / "model", plan=plan, source="")
+    save_student(build_reduced(tiny("llama"), plan), tmp_path / "model", plan=plan, source="")
     assert open_model(str(tmp_path / "model"))
     file = tmp_path / "model" / "model.safetensors"
     state = load_file(file)
@@ -301,7 +301,7 @@ WRONG_REDUCED = {
 @pytest.mark.usefixtures("reopened_here")
 def test_configs_of_reduced_models_are_read_strictly(tmp_path):
     plan = Plan.full(_shape())
-    save_student(build_student(tiny("llama"), plan, form="per-layer"), tmp_path / "model", plan=plan, source="")
+    save_student(build_reduced(tiny("llama"), plan, form="per-layer"), tmp_path / "model", plan=plan, source="")
     file = tmp_path / "model" / "config.json"
     whole = file.read_text()
     assert open_model(str(tmp_path / "model"))

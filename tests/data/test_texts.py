@@ -24,9 +24,9 @@ def words(template=None):
     known = {name: number for number, name in enumerate(["<unk>", "<pad>", "<user>", "<assistant>", *"abcdef"])}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    found = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
-    found.chat_template = template
-    return found
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
+    wrapped.chat_template = template
+    return wrapped
 
 
 def row(ids, *, apart=False, starts=False, before=(), after=()):
@@ -70,28 +70,28 @@ def test_own_dialogues_are_for_models_that_chat_and_none_is_evaluated_on():
     prose, talks = own_texts(chat=True)
     assert own_texts() == (prose,) and len(talks.dialogues) > 300
     others = own_texts(evaluation=True, chat=True)[1]
-    asked = [{message["content"] for talk in each.dialogues for message in talk[:1]} for each in (talks, others)]
-    assert not asked[0] & asked[1] or all("You are" in content for content in asked[0] & asked[1])
+    openings = [{message["content"] for talk in each.dialogues for message in talk[:1]} for each in (talks, others)]
+    assert not openings[0] & openings[1] or all("You are" in content for content in openings[0] & openings[1])
     assert not set(map(str, talks.dialogues)) & set(map(str, others.dialogues))
 
 
 def test_dialogues_are_put_as_the_template_says_and_windows_begin_where_one_begins():
-    found = tokenise(words(TEMPLATE), Text("talks", dialogues=(TALK,) * 5), 100, "model")
-    assert has_chat(words(TEMPLATE)) and found.kind == "chat" and found.rows[0] == [2, 4, 5, 3, 6]
-    assert in_order(found, 8) == [[2, 4, 5, 3, 6, 2, 4, 5]] * 2
+    tokens = tokenise(words(TEMPLATE), Text("talks", dialogues=(TALK,) * 5), 100, "model")
+    assert has_chat(words(TEMPLATE)) and tokens.kind == "chat" and tokens.rows[0] == [2, 4, 5, 3, 6]
+    assert in_order(tokens, 8) == [[2, 4, 5, 3, 6, 2, 4, 5]] * 2
     plain = tokenise(words(), Text("talks", dialogues=(TALK,) * 5), 100, "model")
     assert plain.apart and plain.rows[0] == [4, 5, 6]
 
 
 def test_unknown_repeated_and_padding_tokens_are_counted():
     text = Text("text", ("a b " * 40 + "x y " * 3,))
-    found = tokenise(words(), text, 100, "model")
-    assert found.empty["unknown"] == pytest.approx(6 / 86)
-    assert found.warnings() == [
+    tokens = tokenise(words(), text, 100, "model")
+    assert tokens.empty["unknown"] == pytest.approx(6 / 86)
+    assert tokens.warnings() == [
         "7% of the tokens of text are unknown: what is measured on them says little of the model's own text."
     ]
     bad = tokenise(words(), Text("text", ("x y a b " * 40,)), 100, "model")
-    with pytest.raises(InputError, match=r"50% of the tokens of text are unknown.*--accept-text"):
+    with pytest.raises(InputError, match=r"50% of the tokens of text are unknown.*`accept_text`"):
         bad.warnings()
     assert len(bad.warnings(accept=True)) == 1
     stuck = tokenise(words(), Text("text", ("a " * 100,)), 100, "model")

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records import InputError, LayerPlan, Plan, cost_of
-from headwise.reduction.build import build_student, settle_plan
+from headwise.reduction.build import build_reduced, settle_plan
 from headwise.tracing.example import example_inputs
 from headwise.tracing.probe import watching
 from tests.tiny import MODELS, tiny
@@ -55,10 +55,10 @@ def test_every_task_head_is_reduced_and_saved(name, class_name, tmp_path):
     model = of_class(name, class_name)
     shape = shape_of(model)
     inputs = example_inputs(model)
-    full = build_student(model, Plan.full(shape), form="per-layer")
+    full = build_reduced(model, Plan.full(shape), form="per-layer")
     with torch.no_grad():
         assert torch.allclose(full(**inputs)[0], model(**inputs)[0], atol=1e-5)
-    student = build_student(model, narrowed(shape))
+    student = build_reduced(model, narrowed(shape))
     assert shape_of(student) == shape.planned(settle_plan(model, narrowed(shape)))
     student.save_pretrained(tmp_path)
     again, info = type(student).from_pretrained(tmp_path, output_loading_info=True)
@@ -69,7 +69,7 @@ def test_every_task_head_is_reduced_and_saved(name, class_name, tmp_path):
 
 def test_a_language_model_opens_as_a_classifier(tmp_path):
     model = tiny("llama")
-    student = build_student(model, narrowed(shape_of(model)))
+    student = build_reduced(model, narrowed(shape_of(model)))
     student.save_pretrained(tmp_path)
     classifier, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == {"score.weight"}
@@ -81,14 +81,14 @@ def test_a_language_model_opens_as_a_classifier(tmp_path):
 def test_classes_that_nothing_could_open_are_refused():
     model = of_class("gpt2", "GPT2DoubleHeadsModel")
     with pytest.raises(InputError, match="No auto class of transformers opens GPT2DoubleHeadsModel"):
-        build_student(model, narrowed(shape_of(model)))
+        build_reduced(model, narrowed(shape_of(model)))
     with pytest.raises(InputError, match=r"WhisperForCausalLM has no 'encoder\.layers'"):
         shape_of(of_class("whisper", "WhisperForCausalLM", is_encoder_decoder=False))
 
 
 def test_bert_as_a_decoder_caches():
     model = of_class("bert", "BertLMHeadModel", is_decoder=True)
-    student = build_student(model, narrowed(shape_of(model)))
+    student = build_reduced(model, narrowed(shape_of(model)))
     ids = example_inputs(student, tokens=6)["input_ids"]
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(ids), "eos_token_id": None}
     assert torch.equal(student.generate(ids, **options), student.generate(ids, use_cache=False, **options))
@@ -105,7 +105,7 @@ def test_scaled_rotary_positions(rope):
     ids = torch.randint(3, 97, (1, 150))
     with torch.no_grad():
         long_before = model(ids).logits  # longer than the model was made for: dynamic frequencies move
-        student = build_student(model, Plan.full(shape_of(model)), form="per-layer")
+        student = build_reduced(model, Plan.full(shape_of(model)), form="per-layer")
         assert torch.allclose(student(ids[:, :20]).logits, model(ids[:, :20]).logits, atol=1e-5)
         assert torch.allclose(student(ids).logits, long_before, atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_post_norm_opt_keeps_its_norm_without_attention():
     model = tiny("opt", do_layer_norm_before=False)
     shape = shape_of(model)
     plan = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *(LayerPlan.full(layer) for layer in shape.layers[1:])))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     assert shape_of(student) == shape.planned(plan)
     assert student.model.decoder.layers[0].self_attn_layer_norm.weight is not None
 
@@ -127,7 +127,7 @@ def test_gpt2_keeps_each_layers_scale_when_layers_are_dropped():
     )
     inputs = example_inputs(model)
     with torch.no_grad():
-        outputs = [build_student(model, plan, form=form)(**inputs).logits for form in ("stock", "per-layer")]
+        outputs = [build_reduced(model, plan, form=form)(**inputs).logits for form in ("stock", "per-layer")]
     assert torch.allclose(*outputs, atol=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_norms_with_biases_are_kept_whole_or_refused():
     assert shape.layers[0].norm == "affine"
     assert shape.total_parameters() == sum(p.numel() for p in model.parameters())
     inputs = example_inputs(model)
-    full = build_student(model, Plan.full(shape), form="per-layer")
+    full = build_reduced(model, Plan.full(shape), form="per-layer")
     with torch.no_grad():
         assert torch.allclose(full(**inputs).logits, model(**inputs).logits, atol=1e-5)
     with pytest.raises(InputError, match="a norm with biases"):
@@ -150,16 +150,16 @@ def test_norm_weights_are_counted_as_they_are_stored():
     alike = Plan.make(shape, tuple(LayerPlan(4, 2, 4, 4, rope_pairs=((0, 2), (2, 0))) for _ in shape.layers))
     own = Plan.make(shape, tuple(LayerPlan(4, 2, 4, 4, rope_pairs=((0, 2), (1, 3))) for _ in shape.layers))
     for plan, form in ((alike, "stock"), (alike, "per-layer"), (own, "per-layer"), (narrowed(shape, v=1), "auto")):
-        student = build_student(model, plan, form=form)
+        student = build_reduced(model, plan, form=form)
         real = sum(p.numel() for p in student.parameters())
         assert shape.planned(settle_plan(model, plan, form)).total_parameters() == real
         small = shape_of(student)
         fewer = Plan.make(small, tuple(LayerPlan(2, 1, layer.qk_dim, layer.v_dim) for layer in small.layers))
-        again = build_student(student, fewer)
+        again = build_reduced(student, fewer)
         assert small.planned(fewer).total_parameters() == sum(p.numel() for p in again.parameters())
     with torch.no_grad():
         ids = example_inputs(model)["input_ids"]
-        stock, per_layer = (build_student(model, alike, form=form)(ids).logits for form in ("stock", "per-layer"))
+        stock, per_layer = (build_reduced(model, alike, form=form)(ids).logits for form in ("stock", "per-layer"))
     assert torch.allclose(stock, per_layer, atol=1e-5)
 
 
@@ -167,12 +167,12 @@ def test_the_settled_plan_is_what_was_built():
     model = tiny("llama")
     plan = narrowed(shape_of(model), qk=4, v=4)
     settled = settle_plan(model, plan, "stock")
-    assert len({pairs for layer in settled.layers for pairs in layer.rope_pairs}) == 1
+    assert len({pairs for (change,) in settled.layers for pairs in change.rope_pairs}) == 1
     ids = example_inputs(model)["input_ids"]
     with torch.no_grad():
-        first, second = (build_student(model, each, form="stock")(ids).logits for each in (plan, settled))
+        first, second = (build_reduced(model, each, form="stock")(ids).logits for each in (plan, settled))
     assert torch.equal(first, second)
-    assert all(layer.rope_pairs for layer in settle_plan(model, plan).layers)
+    assert all(change.rope_pairs for (change,) in settle_plan(model, plan).layers)
 
 
 def test_whisper_flops_are_those_torch_counts():
@@ -208,7 +208,7 @@ def test_image_flops_are_those_torch_counts_but_for_the_extra_tokens(name):
 
 def test_two_models_can_be_watched_at_once():
     teacher = tiny("llama")
-    student = build_student(teacher, narrowed(shape_of(teacher)))
+    student = build_reduced(teacher, narrowed(shape_of(teacher)))
     widths = {"teacher": set(), "student": set()}
     inputs = example_inputs(teacher)
     with (
@@ -224,7 +224,7 @@ def test_two_models_can_be_watched_at_once():
 def test_a_student_in_training_mode_is_saved_as_it_is(tmp_path):
     model = tiny("gpt2").train()
     plan = narrowed(shape_of(model))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     save_student(student, tmp_path / "out", plan=plan, source="")
     assert student.training
 
@@ -232,18 +232,18 @@ def test_a_student_in_training_mode_is_saved_as_it_is(tmp_path):
 def test_double_precision_is_saved(tmp_path):
     model = tiny("llama").double()
     plan = narrowed(shape_of(model))
-    assert save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")["difference"] == 0
+    assert save_student(build_reduced(model, plan), tmp_path / "out", plan=plan, source="")["difference"] == 0
 
 
 def test_a_student_of_a_frozen_teacher_can_be_trained():
     model = tiny("llama").requires_grad_(False)
-    student = build_student(model, narrowed(shape_of(model)))
+    student = build_reduced(model, narrowed(shape_of(model)))
     assert all(parameter.requires_grad for parameter in student.parameters())
 
 
 def test_students_can_be_pickled_and_copied():
     model = tiny("llama")
-    student = build_student(model, narrowed(shape_of(model)))
+    student = build_reduced(model, narrowed(shape_of(model)))
     ids = example_inputs(model)["input_ids"]
     with torch.no_grad():
         for twin in (pickle.loads(pickle.dumps(student)), copy.deepcopy(student)):
@@ -253,11 +253,11 @@ def test_students_can_be_pickled_and_copied():
 
 def test_heads_wider_than_the_model():
     model = tiny("llama", hidden_size=8, head_dim=16)
-    student = build_student(model, narrowed(shape_of(model), qk=2, v=4))
+    student = build_reduced(model, narrowed(shape_of(model), qk=2, v=4))
     inputs = example_inputs(model)
     with torch.no_grad():
         assert torch.isfinite(student(**inputs).logits).all()
-    values_only = build_student(model, narrowed(shape_of(model), qk=0, v=4))  # 12 of 16 dimensions, rank at most 8 + 1
+    values_only = build_reduced(model, narrowed(shape_of(model), qk=0, v=4))  # 12 of 16 dimensions, rank at most 8 + 1
     with torch.no_grad():
         assert torch.allclose(values_only(**inputs).logits, model(**inputs).logits, atol=1e-4)
 
@@ -269,7 +269,7 @@ def test_stock_students_do_not_inherit_foreign_code(tmp_path):
     plan = Plan.make(
         shape, tuple(replace(LayerPlan.full(layer), dropped=i == 1) for i, layer in enumerate(shape.layers))
     )
-    found = save_student(build_student(model, plan), tmp_path / "out", plan=plan, source="")
+    found = save_student(build_reduced(model, plan), tmp_path / "out", plan=plan, source="")
     assert found["class"] == MODELS["phi3"][1]
 
 
@@ -277,12 +277,12 @@ def test_weights_that_are_not_numbers_are_refused():
     model = tiny("llama")
     model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = torch.nan
     with pytest.raises(InputError, match=r"layers\.1\.self_attn are not all finite"):
-        build_student(model, narrowed(shape_of(model)))
+        build_reduced(model, narrowed(shape_of(model)))
 
 
 def test_loading_in_another_dtype_keeps_the_pairs(tmp_path):
     model = tiny("llama")
-    student = build_student(model, narrowed(shape_of(model)))
+    student = build_reduced(model, narrowed(shape_of(model)))
     student.save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="cpu")
     assert half.model.layers[0].self_attn.rope_pairs.dtype == torch.long

@@ -7,7 +7,7 @@ import transformers
 import headwise as hw
 from headwise.files.errors import InputError
 from headwise.records.cost import cost_of
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime.reopen import cache_bytes
 from tests.tiny import ROPED
 from tests.tokens import save_tokenizer
@@ -37,7 +37,7 @@ def test_a_registered_family_is_measured_reduced_saved_and_opened(granite, tmp_p
     assert shape.family == "granite"
     assert shape.total_parameters() == sum(parameter.numel() for parameter in granite.parameters())
     assert cache_bytes(output.past_key_values) == cost_of(shape, 20, dtype="fp32").kv_bytes
-    same = build_student(granite, hw.Plan.full(shape), form="per-layer")
+    same = build_reduced(granite, hw.Plan.full(shape), form="per-layer")
     torch.testing.assert_close(same(ids).logits, output.logits)
 
     layers = (hw.LayerPlan(4, 2, 4, 6), hw.LayerPlan(0, 0, 0, 0), hw.LayerPlan.full(shape.layers[2]))

@@ -7,7 +7,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import read_attention, write_attention
 from headwise.records import LayerPlan, Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from headwise.tracing.probe import watching
 from tests.tiny import DECODERS, LATENT_MODELS, MODELS, REDUCIBLE, tiny
@@ -129,6 +129,6 @@ def test_probe_sees_the_true_widths_of_a_student(name):
     model = tiny(name)
     shape = shape_of(model)
     plan = Plan.make(shape, tuple(LayerPlan(layer.heads, 1, 6, 3) for layer in shape.layers))
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     seen, _ = observe(student, example_inputs(student, tokens=5))
     assert {(t["q"].shape[-1], t["v"].shape[-1]) for t in seen.values()} == {(6, 3)}

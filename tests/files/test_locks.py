@@ -181,6 +181,6 @@ def test_temporary_names_cannot_be_guessed_and_vanish_with_their_process(tmp_pat
 
 def test_times_of_other_days_and_machines_are_told(tmp_path):
     note = {"pid": 7, "host": "elsewhere", "what": "train", "since": time.time() - 3 * 86400}
-    told = locks._who(note)
-    assert re.fullmatch(r"process 7 on elsewhere \(headwise train\) since \d{4}-\d\d-\d\d \d\d:\d\d; .*", told)
+    sentence = locks._who(note)
+    assert re.fullmatch(r"process 7 on elsewhere \(headwise train\) since \d{4}-\d\d-\d\d \d\d:\d\d; .*", sentence)
     assert locks._who({}) == locks._who({**note, "since": "x"})

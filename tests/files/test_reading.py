@@ -130,11 +130,11 @@ def test_a_damaged_curve_of_healing_is_told(tmp_path, change, sentence):
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e308, -1e308])
-def test_the_auction_ends_whatever_numbers_it_gets(odd):
-    offers = [
-        [Option(2, 8, 8, 10, 0.0), Option(2, 8, 4, 8, odd), Option(1, 8, 8, 5, 1e16), Option(0, 0, 0, 0, 3e16)],
-        [Option(2, 8, 8, 10, odd), Option(1, 8, 8, 5, 1.0), Option(0, 0, 0, 0, odd)],
-        [Option(2, 8, 8, 10, 0.1), Option(1, 8, 8, 5, odd), Option(0, 0, 0, 0, 1e-13)],
+def test_the_knapsack_ends_whatever_numbers_it_gets(odd):
+    menus = [
+        [Option(10, 0.0), Option(8, odd), Option(5, 1e16), Option(0, 3e16)],
+        [Option(10, odd), Option(5, 1.0), Option(0, odd)],
+        [Option(10, 0.1), Option(5, odd), Option(0, 1e-13)],
     ]
     for limit in range(0, 31):
-        assert sum(option.price for option in choose(offers, limit)) <= limit
+        assert sum(option.cost for option in choose(menus, limit)) <= limit

@@ -19,6 +19,10 @@ PLAN = Plan.make(
 )
 
 
+def first_change(plan, layer=0):
+    return plan["layers"][layer]["changes"][0]
+
+
 def test_plan_round_trips(tmp_path):
     PLAN.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == PLAN
@@ -29,14 +33,20 @@ def test_plan_round_trips(tmp_path):
     [
         (lambda plan: plan.pop("headwise"), "expected a headwise plan, found some other JSON file"),
         (lambda plan: plan.update(headwise="profile"), "expected a headwise plan, found a headwise profile"),
-        (lambda plan: plan.update(version=99), "this headwise reads up to 2"),
+        (lambda plan: plan.update(version=99), "this headwise reads up to 3"),
         (lambda plan: plan.update(version="new"), "expected a version number"),
         (lambda plan: plan.pop("layers"), "the field 'layers' is missing"),
         (lambda plan: plan.update(width="wide"), "width: expected a whole number, found the text 'wide'"),
         (lambda plan: plan.update(layers=3), "layers: expected a list, found 3"),
-        (lambda plan: plan["layers"][0].pop("heads"), "layers 0: the field 'heads' is missing"),
-        (lambda plan: plan["layers"][0].update(heads=True), "layers 0, heads: expected a whole number"),
-        (lambda plan: plan["layers"][0].update(rope_pairs=[["x"]]), "rope_pairs 0 0: expected a whole number"),
+        (lambda plan: plan["layers"][0].pop("changes"), "layers 0: the field 'changes' is missing"),
+        (lambda plan: first_change(plan).pop("heads"), "layers 0, changes 0: the field 'heads' is missing"),
+        (lambda plan: first_change(plan).update(heads=True), "layers 0, changes 0, heads: expected a whole number"),
+        (lambda plan: first_change(plan).update(rope_pairs=[["x"]]), "rope_pairs 0 0: expected a whole number"),
+        (lambda plan: first_change(plan).pop("kind"), "layers 0, changes 0: the field 'kind' is missing"),
+        (lambda plan: first_change(plan).update(kind="wish"), "changes 0: There is no kind of reduction called 'wish'"),
+        (lambda plan: first_change(plan, 1).update(part="norm"), "part: expected one of 'attention', 'block'"),
+        (lambda plan: first_change(plan, 1).update(heads=0), "unknown field 'heads'; known are part"),
+        (lambda plan: plan["layers"][0].update(heads=2), "layers 0: unknown field 'heads'; known are changes"),
         (lambda plan: plan.update(before=[[1, 2]]), "expected the four numbers"),
         (lambda plan: plan.update(layers=[7]), "layers 0: expected a JSON object, found 7"),
     ],

@@ -46,7 +46,7 @@ def preload() -> None:
     names = ("LlamaForCausalLM", "BertForMaskedLM", "ViTForImageClassification", "RobertaForSequenceClassification")
     for name in (*names, "AutoTokenizer", "AutoImageProcessor", "ViTImageProcessor", "PreTrainedTokenizerFast"):
         getattr(transformers, name)
-    import headwise.cli
+    import headwise.cli.progress
     import headwise.papers.kit.grid
     import headwise.pipelines.compare
     import headwise.pipelines.run
@@ -57,6 +57,7 @@ def preload() -> None:
     import headwise.steps.train
 
     assert accelerate and PIL and headwise
+    headwise.cli.progress.FIRST_LINE = float("inf")
     gc.collect()
     gc.freeze()
 

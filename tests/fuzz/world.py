@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.plan import LayerPlan, Plan
 from tests.fuzz.child import Patch, run_command
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer

@@ -131,7 +131,7 @@ def test_units_add_up_and_project(layout):
 
 
 def test_mask_gradients_are_those_of_real_masks():
-    """Gradients of explicit masks in the computation, found by autograd, block by block."""
+    """Gradients of explicit masks in the computation, by autograd, block by block."""
     seen, _ = attention()
     m_q, m_k, mean = moments(seen)
     units = key_units(m_q, m_k, Layout.halves(0, 4, K))

@@ -33,8 +33,8 @@ def test_jacobian_norms_are_those_of_the_explicit_matrices(length, spread, seed)
 def test_jacobian_norms_of_special_rows():
     one_hot, uniform = torch.eye(5)[:1], torch.full((1, 5), 0.2)
     tied = torch.tensor([[0.4, 0.4, 0.1, 0.1, 0.0]])
-    found = jacobian_norms(torch.cat((one_hot, uniform, tied)))
-    assert torch.allclose(found, torch.tensor([0.0, 0.2, 0.4]), atol=1e-7)
+    norms = jacobian_norms(torch.cat((one_hot, uniform, tied)))
+    assert torch.allclose(norms, torch.tensor([0.0, 0.2, 0.4]), atol=1e-7)
     masked = rows(8, 8, 1.0, 3, causal=True)
     assert torch.allclose(jacobian_norms(masked), torch.stack([slow_norm(row) for row in masked]), atol=1e-10)
 

@@ -1,4 +1,4 @@
-"""Verdicts follow from the numbers: made-up ones come out as they should, whichever way."""
+"""Verdicts follow from the numbers: invented outcomes are judged as they should be, whichever way."""
 
 import pytest
 
@@ -8,10 +8,10 @@ from headwise.papers.kit.point import Point
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, OPEN
 
 
-def verdicts(experiment, size, found):
-    """What an experiment says where ``found`` gives the numbers of each setting of its grid."""
+def verdicts(experiment, size, outcome):
+    """The verdicts of an experiment where ``outcome`` gives the numbers of each setting of its grid."""
     module = module_of(*experiment.split("/"))
-    points = [Point(settings, found(settings)) for settings in module.Settings.grid(size, None)]
+    points = [Point(settings, outcome(settings)) for settings in module.Settings.grid(size, None)]
     return {verdict.claim: verdict for verdict in module.check(points)}
 
 
@@ -26,8 +26,8 @@ def verdicts(experiment, size, found):
     ],
 )
 def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors, status):
-    found = verdicts("allocation/special", "full", lambda settings: {"error": errors[settings.heads]})
-    assert found["copy"].status == status, found["copy"]
+    decided = verdicts("allocation/special", "full", lambda settings: {"error": errors[settings.heads]})
+    assert decided["copy"].status == status, decided["copy"]
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_a_special_case_holds_where_it_is_solved_best_where_the_rule_says(errors
     ],
 )
 def test_errors_of_a_solved_task_make_no_upturn(error, upturn, prediction, norm):
-    said = verdicts("allocation/ngram", "full", lambda s: {"validation": error(s.heads, "norm" in s.arm)})
-    assert said["gram-upturn"].status == upturn, said
-    assert said["gram-prediction"].status == prediction, said
-    assert said["gram-norm"].status == norm, said
+    decided = verdicts("allocation/ngram", "full", lambda s: {"validation": error(s.heads, "norm" in s.arm)})
+    assert decided["gram-upturn"].status == upturn, decided
+    assert decided["gram-prediction"].status == prediction, decided
+    assert decided["gram-norm"].status == norm, decided
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_errors_of_a_solved_task_make_no_upturn(error, upturn, prediction, norm)
     ],
 )
 def test_more_heads_condition_better_only_if_they_do_so_all_the_way(condition, status):
-    found = verdicts("depth/softmax", "full", lambda settings: {"condition": condition(settings.heads)})
-    assert found["softmax-heads"].status == status and found["jacobian"].status == status
+    decided = verdicts("depth/softmax", "full", lambda settings: {"condition": condition(settings.heads)})
+    assert decided["softmax-heads"].status == status and decided["jacobian"].status == status
 
 
 def test_what_seeds_do_by_chance_does_not_count():
@@ -64,12 +64,12 @@ def test_what_seeds_do_by_chance_does_not_count():
     assert margin([[0.1, 0.1, 0.1], [0.5, 0.5, 0.5]], 0.01) == 0.01
     assert margin([[0.0, 2.0], [5.0, 7.0]], 0.01) == pytest.approx(2 * (2 * 2.0 / 2) ** 0.5)
 
-    def found(settings, spread):
+    def outcome(settings, spread):
         score = 0.5 + 0.02 * settings.arm.startswith("lean") + spread * (settings.seed - 1)
         return {"score": score, "training": 1.0, "parameters": 10, "seconds": 1.0, "before": [1.0], "after": [1.0]}
 
-    assert verdicts("depth/lean", "full", lambda s: found(s, 0.001))["lean-text"].status == HELD
-    unsure = verdicts("depth/lean", "full", lambda s: found(s, 0.1))
+    assert verdicts("depth/lean", "full", lambda s: outcome(s, 0.001))["lean-text"].status == HELD
+    unsure = verdicts("depth/lean", "full", lambda s: outcome(s, 0.1))
     assert unsure["lean-text"].status == unsure["lean-images"].status == CONDITIONAL
     assert unsure["equal-size"].status == CONDITIONAL and unsure["heads-pay"].status == FAILED
 
@@ -78,14 +78,14 @@ def test_what_seeds_do_by_chance_does_not_count():
     ("gain", "text", "images"), [(0.02, HELD, HELD), (0, CONDITIONAL, HELD), (-0.02, FAILED, FAILED)]
 )
 def test_to_beat_a_baseline_is_more_than_to_equal_it(gain, text, images):
-    def found(settings):
+    def outcome(settings):
         score = 0.5 + (gain if settings.arm.startswith("lean") else 0)
         numbers = {"training": 1.0, "parameters": 10, "seconds": 1.0, "before": [1.0], "after": [1.0]}
         return {"score": score, **numbers}
 
-    said = verdicts("depth/lean", "full", found)
-    assert (said["lean-text"].status, said["lean-images"].status) == (text, images)
-    assert said["conditioning"].status == FAILED
+    decided = verdicts("depth/lean", "full", outcome)
+    assert (decided["lean-text"].status, decided["lean-images"].status) == (text, images)
+    assert decided["conditioning"].status == FAILED
 
 
 @pytest.mark.parametrize(
@@ -99,27 +99,27 @@ def test_to_beat_a_baseline_is_more_than_to_equal_it(gain, text, images):
 def test_the_drop_is_where_enough_heads_are(error, drop, spare, seeds):
     tables = module_of("heads", "retrieval").TABLES
 
-    def found(settings):
+    def outcome(settings):
         return {"nmse": [error(settings.heads, tables[settings.table].enough)] * settings.seeds}
 
-    said = verdicts("heads/retrieval", "full", found)
-    assert said["transition"].status == said["two-layers"].status == drop
-    assert said["min-over-seeds"].status == seeds
+    decided = verdicts("heads/retrieval", "full", outcome)
+    assert decided["transition"].status == decided["two-layers"].status == drop
+    assert decided["min-over-seeds"].status == seeds
     if drop == HELD or spare == FAILED:
-        assert said["spare-head"].status == spare
+        assert decided["spare-head"].status == spare
 
 
 def test_a_mean_that_hides_a_drop_is_seen_in_each_table():
     tables = module_of("heads", "retrieval").TABLES
 
-    def found(settings):
+    def outcome(settings):
         best = 1e-2 if settings.heads < tables[settings.table].enough else 1e-4
         stuck = settings.table == 2 and settings.orthonormal  # one seed of table 2 never learns
         return {"nmse": [*[best] * (settings.seeds - 1), 0.1 if stuck else best]}
 
-    said = verdicts("heads/retrieval", "full", found)["min-over-seeds"]
-    assert said.status == HELD
-    assert "5 of 20 cells" in said.figure
+    verdict = verdicts("heads/retrieval", "full", outcome)["min-over-seeds"]
+    assert verdict.status == HELD
+    assert "5 of 20 cells" in verdict.figure
 
 
 @pytest.mark.parametrize(("ranks", "status"), [([1.0, 0.3, 1.0], HELD), ([0.1, 0.9, 1.0], FAILED)])
@@ -127,11 +127,11 @@ def test_full_rank_at_one_dimension_has_to_be_measured(ranks, status):
     module = module_of("rank", "temperature")
     by_width = dict(zip((1, 8, 64), ranks, strict=True))
 
-    def found(settings):
+    def outcome(settings):
         rows = [[by_width[settings.head_dim]] * len(module.NAMES) for _ in module.TEMPERATURES]
         return {"hard": 0.6, "ranks": rows, "promised": 1, "kept": 1}
 
-    assert verdicts("rank/temperature", "quick", found)["one-dimension"].status == status
+    assert verdicts("rank/temperature", "quick", outcome)["one-dimension"].status == status
 
 
 def test_two_points_make_no_line():
@@ -151,21 +151,21 @@ def test_two_points_make_no_line():
 )
 def test_a_limit_that_is_not_felt_causes_nothing(loss, status):
     last = module_of("rank", "forced").TOKENS
-    said = verdicts("rank/forced", "full", lambda s: {"train_loss": loss(s.limit, last[s.task])})
-    assert said["forced"].status == said["forced-needed"].status == status
+    decided = verdicts("rank/forced", "full", lambda s: {"train_loss": loss(s.limit, last[s.task])})
+    assert decided["forced"].status == decided["forced-needed"].status == status
 
 
 def test_the_barrier_is_an_upper_bound_for_all_inputs():
-    def found(settings, high=()):
+    def outcome(settings, high=()):
         widths = module_of("rank", "random").WIDTHS
         share = 0.9 if settings.kind in high else 0.3
         soft = [[share] * 5] * 2
         return {"rank": [share * (1 - 1 / (1 + w)) for w in widths], "error": [0.0] * len(widths), "soft": soft}
 
-    below = verdicts("rank/random", "full", found)
+    below = verdicts("rank/random", "full", outcome)
     assert below["inputs"].status == below["softmax-inputs"].status == HELD
     assert below["small-gain"].status == FAILED  # at the same width for all lengths
-    above = verdicts("rank/random", "full", lambda settings: found(settings, ("correlated",)))
+    above = verdicts("rank/random", "full", lambda settings: outcome(settings, ("correlated",)))
     assert above["inputs"].status == above["softmax-inputs"].status == CONDITIONAL
 
 
@@ -191,15 +191,15 @@ def test_a_real_model_is_judged_by_its_slopes_and_thirds(slope, growth, late, sa
             "head_damage": [1.0, 1.0] if share == 1 else [1.0, 0.0],
         }
 
-    said = verdicts(
+    decided = verdicts(
         "allocation/real",
         "full",
         lambda s: {"lengths": lengths, "widths": [16, 32], "layers": list(map(layer, range(6)))},
     )
-    assert said["real-saturation"].status == saturation
-    assert said["real-logits"].status == logits
-    assert said["real-later-layers"].status == later
-    assert said["dominant-heads"].status == (FAILED if late == 1 else HELD)
+    assert decided["real-saturation"].status == saturation
+    assert decided["real-logits"].status == logits
+    assert decided["real-later-layers"].status == later
+    assert decided["dominant-heads"].status == (FAILED if late == 1 else HELD)
 
 
 def test_every_seed_counts():

@@ -48,8 +48,8 @@ def silent(done, total, what):
 
 
 def test_exact_claims_come_out_as_stated(tmp_path):
-    found = run_grids(EXACT, tmp_path, size="quick", progress=silent)
-    verdicts = {verdict.claim: verdict for findings in found for verdict in findings.verdicts}
+    results = run_grids(EXACT, tmp_path, size="quick", progress=silent)
+    verdicts = {verdict.claim: verdict for findings in results for verdict in findings.verdicts}
     for claim, status in EXPECTED.items():
         assert verdicts[claim].status == status, verdicts[claim]
     assert "minimum 0.166 at 8 heads" in verdicts["bound-curve"].figure
@@ -71,23 +71,23 @@ def test_a_few_steps_of_every_experiment_are_checked_and_drawn(names, tmp_path, 
     monkeypatch.setattr(module.Settings, "grid", lambda size, seeds: grid)
     monkeypatch.setattr("headwise.papers.kit.grid._on_cores", lambda jobs: map(measure, jobs))
     monkeypatch.setattr(real, "demo_model", lambda: instead_of_smollm2(tmp_path, head_dim=16))
-    (found,) = run_grids([names], tmp_path, size="quick", progress=silent)
+    (findings,) = run_grids([names], tmp_path, size="quick", progress=silent)
     claims = {claim.name for claim in PAPERS[paper].claims if claim.experiment == experiment}
-    assert found.verdicts and {verdict.claim for verdict in found.verdicts} <= claims
-    assert all(verdict.figure for verdict in found.verdicts if verdict.status != OPEN)
+    assert findings.verdicts and {verdict.claim for verdict in findings.verdicts} <= claims
+    assert all(verdict.figure for verdict in findings.verdicts if verdict.status != OPEN)
     here, full = (
-        [Outcome.load(path).found.keys() for path in (folder / paper / experiment).iterdir()]
+        [Outcome.load(path).measured.keys() for path in (folder / paper / experiment).iterdir()]
         for folder in (tmp_path, RESULTS)
     )
     assert len(here) == len(grid) and all(names in full for names in here)
-    assert Findings.load(tmp_path, paper, experiment, SIZES) == found
+    assert Findings.load(tmp_path, paper, experiment, SIZES) == findings
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", PAPERS)
 def test_quick_decides_every_claim(key, tmp_path):
-    found = run_grids(find(key), tmp_path, size="quick", progress=silent)
-    verdicts = {verdict.claim: verdict for findings in found for verdict in findings.verdicts}
+    results = run_grids(find(key), tmp_path, size="quick", progress=silent)
+    verdicts = {verdict.claim: verdict for findings in results for verdict in findings.verdicts}
     for claim, status in TRAINED[key].items():
         assert verdicts[claim].status == status, verdicts[claim]
     assert all(verdict.figure for verdict in verdicts.values() if verdict.status != OPEN)

@@ -58,8 +58,8 @@ def test_a_finished_setting_is_never_repeated(tmp_path, monkeypatch):
         outcome.save(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     assert len(before) == 3
-    found = run_grids([("depth", "gaussian")], tmp_path, size="quick", progress=silent)
-    assert len(ran) == len(_gaussian()) == found[0].settings
+    results = run_grids([("depth", "gaussian")], tmp_path, size="quick", progress=silent)
+    assert len(ran) == len(_gaussian()) == results[0].settings
     assert all(path.read_bytes() == text for path, text in before.items())
     run_grids([("depth", "gaussian")], tmp_path, size="quick", progress=silent)
     assert len(ran) == len(_gaussian())
@@ -111,20 +111,23 @@ def _gaussian():
     ],
 )
 def test_the_same_settings_give_the_same_numbers(names, settings):
-    first, second = (measure(Job(*names, 1, settings)).found for _ in range(2))
+    first, second = (measure(Job(*names, 1, settings)).measured for _ in range(2))
     assert first == second
 
 
 def test_settings_run_in_other_processes_and_are_shown(tmp_path):
-    found = run_grids(EXACT, tmp_path, size="quick", progress=silent)
+    results = run_grids(EXACT, tmp_path, size="quick", progress=silent)
     outcomes = [Outcome.load(path) for path in tmp_path.glob("*/*/*.json")]
     assert {outcome.experiment for outcome in outcomes} == {"bound", "parameters"}
-    assert {verdict.status for findings in found for verdict in findings.verdicts} >= {"held", "held under conditions"}
+    assert {verdict.status for findings in results for verdict in findings.verdicts} >= {
+        "held",
+        "held under conditions",
+    }
     loaded = {name: Findings.load(tmp_path, "allocation", name, SIZES) for name in PAPERS["allocation"].experiments}
-    assert loaded["bound"] == found[0]
-    made = rows("allocation", PAPERS["allocation"].claims, loaded)
+    assert loaded["bound"] == results[0]
+    table = rows("allocation", PAPERS["allocation"].claims, loaded)
     titles = {"allocation": "A | B"}
-    page, text = render_papers(titles, made), markdown(titles, made)
+    page, text = render_papers(titles, table), markdown(titles, table)
     assert "0.166 at 8 heads" in page
     assert "0.166 at 8 heads" in text
     assert "out of reach here" in text
@@ -167,7 +170,7 @@ def test_listing_needs_no_torch(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
     )
     for command in ("list", "report"):
-        asked = ["papers", command, "-o", str(tmp_path)]
-        done = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=False)
+        arguments = ["papers", command, "-o", str(tmp_path)]
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert "not run yet" in (tmp_path / "papers.md").read_text(encoding="utf-8")

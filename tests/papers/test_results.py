@@ -19,9 +19,9 @@ def test_verdicts_follow_from_outcomes(paper, experiment, tmp_path):
     files = {job.path(RESULTS) for job in jobs}
     assert files == set((RESULTS / paper / experiment).iterdir())
     shutil.copytree(RESULTS / paper / experiment, tmp_path / paper / experiment)
-    (found,) = run_grids([(paper, experiment)], tmp_path, size="full", progress=lambda *_: None)
+    (findings,) = run_grids([(paper, experiment)], tmp_path, size="full", progress=lambda *_: None)
     committed = Findings.load(RESULTS, paper, experiment, ["full"])
-    assert found.verdicts == committed.verdicts
-    assert {verdict.claim for verdict in found.verdicts} == {
+    assert findings.verdicts == committed.verdicts
+    assert {verdict.claim for verdict in findings.verdicts} == {
         claim.name for claim in PAPERS[paper].claims if claim.experiment == experiment
     }

@@ -111,11 +111,11 @@ def test_cifar10_is_kept_once_fetched_and_missed_in_a_sentence(tmp_path, monkeyp
         return {"img": [np.full((32, 32, 3), 255, np.uint8)] * count, "label": [split.startswith("test")] * count}
 
     monkeypatch.setattr("datasets.load_dataset", part)
-    found = cifar.cifar10(20)
-    assert found.inputs.shape == (2020, 32, 32, 3)
-    assert found.inputs.max() == 1
-    assert found.labels[:20].max() == 0 and found.labels[found.train :].min() == 1
-    placed = images.on_canvas(found, 40, 4, 0)
+    photos = cifar.cifar10(20)
+    assert photos.inputs.shape == (2020, 32, 32, 3)
+    assert photos.inputs.max() == 1
+    assert photos.labels[:20].max() == 0 and photos.labels[photos.train :].min() == 1
+    placed = images.on_canvas(photos, 40, 4, 0)
     assert placed.inputs.shape == (2020, 100, 48)
     monkeypatch.setattr("datasets.load_dataset", offline)
     cifar.cifar10.cache_clear()

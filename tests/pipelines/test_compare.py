@@ -21,7 +21,7 @@ from tests.commands import headwise
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_train import ALIKE, MIXED, write_plan
 
-HOW = TrainConfig(tokens=640, batch=4, evaluations=2, precision="fp32", rate=0.01)
+CONFIG = TrainConfig(tokens=640, batch=4, evaluations=2, precision="fp32", rate=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +41,30 @@ def steady(monkeypatch, *speeds):
 
 def test_three_readings_and_nothing_is_done_twice(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1500.0)
-    found = compare(*given, tmp_path, seeds=2, config=HOW)
-    assert [trial.tokens for trial in found.trials if trial.shape == "other"] == [960, 960, 640, 640]
-    usual = [(trial.reading, trial.loss) for trial in found.trials if trial.shape == "usual"]
+    comparison = compare(*given, tmp_path, seeds=2, config=CONFIG)
+    assert [trial.tokens for trial in comparison.trials if trial.shape == "other"] == [960, 960, 640, 640]
+    usual = [(trial.reading, trial.loss) for trial in comparison.trials if trial.shape == "usual"]
     assert [loss for _, loss in usual[:2]] == [loss for _, loss in usual[2:]] and usual[0][1] != usual[1][1]
-    assert [each.tokens_in_time for each in found.contenders] == [640, 960]
-    assert "No other shape has as many parameters" in found.verdict("parameters")
+    assert [each.tokens_in_time for each in comparison.contenders] == [640, 960]
+    assert "No other shape has as many parameters" in comparison.verdict("parameters")
     assert len(list((tmp_path / "tasks").iterdir())) == 6
     assert (tmp_path / "compare.html").is_file()
     written = (tmp_path / "compare.json").read_text()
     monkeypatch.setattr(Learning, "run", lambda self, progress: pytest.fail("done again"))
-    assert compare(*given, tmp_path, seeds=2, config=HOW).trials == found.trials
+    assert compare(*given, tmp_path, seeds=2, config=CONFIG).trials == comparison.trials
     assert (tmp_path / "compare.json").read_text() == written
 
 
 def test_shapes_of_one_speed_are_trained_once(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1009.0)
-    found = compare(*given, tmp_path, seeds=1, config=HOW)
-    assert len(list((tmp_path / "tasks").iterdir())) == 2 and len(found.trials) == 4
+    comparison = compare(*given, tmp_path, seeds=1, config=CONFIG)
+    assert len(list((tmp_path / "tasks").iterdir())) == 2 and len(comparison.trials) == 4
 
 
 def test_a_training_that_diverges_is_named(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1009.0)
     with pytest.raises(Failed, match=r"^usual-tokens-seed0: The loss is not a number at step"):
-        compare(*given, tmp_path, seeds=1, config=replace(HOW, rate=1e30))
+        compare(*given, tmp_path, seeds=1, config=replace(CONFIG, rate=1e30))
 
 
 KILLED = """
@@ -92,7 +92,7 @@ def test_a_killed_comparison_goes_on_from_its_checkpoint(given, tmp_path, monkey
     assert not left.exists()
     monkeypatch.undo()
     steady(monkeypatch, 1000.0, 1300.0)
-    compare(*given, tmp_path / "whole", seeds=1, config=replace(HOW, held_out=HELD_OUT))
+    compare(*given, tmp_path / "whole", seeds=1, config=replace(CONFIG, held_out=HELD_OUT))
     first, again = (json.loads((tmp_path / name / "compare.json").read_text()) for name in ("whole", "killed"))
     assert first == again
 
@@ -104,13 +104,13 @@ def test_on_ray_it_is_the_same_and_errors_come_through(given, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ray's own
         try:
-            far = compare([usual, other], [text], tmp_path / "far", seeds=1, config=HOW, on="ray")
+            far = compare([usual, other], [text], tmp_path / "far", seeds=1, config=CONFIG, on="ray")
             with pytest.raises(Failed, match=r"not a number at step 1\."):
                 list(on_ray(hopeless, [1]))
         finally:
             ray.shutdown()
-    here = compare([usual, other], [text], tmp_path / "here", seeds=1, config=HOW)
-    losses = [[trial.loss for trial in found.trials if trial.reading == "tokens"] for found in (far, here)]
+    here = compare([usual, other], [text], tmp_path / "here", seeds=1, config=CONFIG)
+    losses = [[trial.loss for trial in comparison.trials if trial.reading == "tokens"] for comparison in (far, here)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
@@ -136,20 +136,22 @@ def test_wrong_comparisons_get_a_sentence(given, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r'pip install "headwise\[ray\]"'):
-        compare([usual, other], data, tmp_path / "out", config=HOW, on="ray")
+        compare([usual, other], data, tmp_path / "out", config=CONFIG, on="ray")
 
 
 def test_in_memory_it_says_the_same(given, tmp_path, monkeypatch):
     steady(monkeypatch, 1000.0, 1500.0)
     files, (text,) = given
-    there = compare(files, [text], tmp_path, seeds=1, config=HOW)
+    there = compare(files, [text], tmp_path, seeds=1, config=CONFIG)
     plans = {file.stem: Plan.load(file) for file in files}
-    here = compare_plans(plans, data=text.read_text(), seeds=1, config=HOW)
+    here = compare_plans(plans, data=text.read_text(), seeds=1, config=CONFIG)
     assert here.trials == there.trials and here.contenders == there.contenders and here.data == "text"
-    assert [each.name for each in compare_plans(list(plans.values()), data=text, seeds=1, config=HOW).contenders] == [
+    assert [
+        each.name for each in compare_plans(list(plans.values()), data=text, seeds=1, config=CONFIG).contenders
+    ] == [
         "plan-1",
         "plan-2",
     ]
     for wrong, sentence in (({"../x": plans["usual"]}, "is called '../x'"), ([plans["usual"]], "at least two plans")):
         with pytest.raises(InputError, match=sentence):
-            compare_plans(wrong, data=text, config=HOW)
+            compare_plans(wrong, data=text, config=CONFIG)

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from headwise.cli import app
 from headwise.files.errors import InputError
-from headwise.pipelines.run import run
 from headwise.records.budget import Budget
+from headwise.records.healing import HealConfig
+from tests.calls import run
 from tests.commands import headwise, start
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -108,9 +109,9 @@ def test_a_kill_right_after_a_model_was_written_is_no_dead_end(place, monkeypatc
 
     monkeypatch.setattr(step, die)
     with pytest.raises(KeyboardInterrupt):
-        walk(place, heal_tokens=256)
+        walk(place, healing=HealConfig(tokens=256))
     monkeypatch.undo()
-    _, _, scores = walk(place, heal_tokens=256)
+    _, _, scores = walk(place, healing=HealConfig(tokens=256))
     assert len(scores.models) == 3
 
 
@@ -127,22 +128,22 @@ def test_the_command_prints_json_and_plans_from_a_model(place, monkeypatch):
     assert json.loads(result.stdout)["headwise"] == "plan"
     assert Path("headwise-tiny-statistics/profile.json").is_file()
     result = CliRunner().invoke(
-        app, ["plan", "tiny", "--text", "text.txt", "--max-damage", "50%", "--multiple-of", "2", "--json"]
+        app, ["plan", "tiny", "--text", "text.txt", "--max-ppl-increase", "50%", "--multiple-of", "2", "--json"]
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["predicted"]["measured"] <= 0.406
 
 
 def test_healing_is_part_of_the_line_and_is_not_done_twice(place):
-    _, _, scores = walk(place, 0.5, heal_tokens=600)
+    _, _, scores = walk(place, 0.5, healing=HealConfig(tokens=600))
     assert [Path(model.source).name for model in scores.models] == ["tiny", "model", "healed"]
     healed = place / "out" / "healed"
     before = (healed / "model.safetensors").stat().st_mtime_ns
     page = (place / "out" / "report.html").read_text()
     assert "Healing" in page and "<polyline" in page
     assert "Healed by distillation from tiny" in (healed / "README.md").read_text()
-    assert walk(place, 0.5, heal_tokens=600)[2] == scores
+    assert walk(place, 0.5, healing=HealConfig(tokens=600))[2] == scores
     assert (healed / "model.safetensors").stat().st_mtime_ns == before
-    walk(place, 0.5, heal_tokens=1200)
+    walk(place, 0.5, healing=HealConfig(tokens=1200))
     assert (healed / "model.safetensors").stat().st_mtime_ns > before
     assert walk(place, 0.5)[2].models[-1].source.endswith("model")

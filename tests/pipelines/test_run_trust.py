@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from headwise.files.errors import InputError
-from headwise.pipelines.run import run
 from headwise.records.budget import Budget
+from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
+from tests.calls import run
 from tests.commands import headwise
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -91,12 +92,12 @@ def test_a_text_is_its_content_on_standard_input_too(place, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         return walk(place, texts=["-"], eval_texts=["-"], **options)[2]
 
-    first = fed(TEXT, heal_tokens=256)
-    assert len(first.models) == 3 and fed(TEXT, heal_tokens=256) == first
-    assert fed(OTHER, heal_tokens=256).models[0].loss != first.models[0].loss
+    first = fed(TEXT, healing=HealConfig(tokens=256))
+    assert len(first.models) == 3 and fed(TEXT, healing=HealConfig(tokens=256)) == first
+    assert fed(OTHER, healing=HealConfig(tokens=256)).models[0].loss != first.models[0].loss
     (place / "text.txt").write_text(OTHER)
     kept = (place / "out" / "scores.json").stat().st_mtime_ns
-    walk(place, heal_tokens=256)  # the same text by another name
+    walk(place, healing=HealConfig(tokens=256))  # the same text by another name
     assert (place / "out" / "scores.json").stat().st_mtime_ns == kept
 
 
@@ -104,17 +105,19 @@ def test_standard_input_serves_every_step_of_a_command(place):
     options = ["--keep-kv", "0.75", "--tokens", "96", "--eval-tokens", "512", "--no-speed", "--heal-tokens", "256"]
     done = headwise("run", "tiny", "--text", "-", "--eval-text", "-", *options, stdin=TEXT, cwd=place)
     assert done.returncode == 0, done.stderr
-    done = headwise("plan", "tiny", "--text", "-", "--max-damage", "50%", "--multiple-of", "2", stdin=TEXT, cwd=place)
+    done = headwise(
+        "plan", "tiny", "--text", "-", "--max-ppl-increase", "50%", "--multiple-of", "2", stdin=TEXT, cwd=place
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("reopened_here")
 def test_a_page_that_is_gone_is_written_again_with_before_and_after(place):
-    walk(place, 0.5, heal_tokens=256)
+    walk(place, 0.5, healing=HealConfig(tokens=256))
     page = place / "out" / "report.html"
     before = page.read_text()
     page.unlink()
-    walk(place, 0.5, heal_tokens=256)
+    walk(place, 0.5, healing=HealConfig(tokens=256))
     assert page.read_text() == before
     assert "Before and after" in before and "<h3>Healing</h3>" in before
 
@@ -126,7 +129,7 @@ def test_two_runs_come_to_the_same_bytes(tmp_path):
     save_tokenizer(tmp_path / "tiny")
     (tmp_path / "text.txt").write_text(TEXT)
     for name in ("one", "two"):
-        walk(tmp_path, 0.5, heal_tokens=256)
+        walk(tmp_path, 0.5, healing=HealConfig(tokens=256))
         (tmp_path / "out").rename(tmp_path / name)
         files = {path.relative_to(tmp_path / name): path for path in (tmp_path / name).rglob("*") if path.is_file()}
         found.append({file: path.read_bytes() for file, path in files.items()})
@@ -141,7 +144,7 @@ def test_two_runs_come_to_the_same_bytes(tmp_path):
 
 @pytest.mark.usefixtures("reopened_here")
 def test_precision_is_what_is_asked_for(place):
-    walk(place, heal_tokens=256, precision="bf16")
+    walk(place, healing=HealConfig(tokens=256, precision="bf16"))
     assert "trained in bf16" in (place / "out" / "healed" / "README.md").read_text()
 
 
@@ -155,7 +158,7 @@ def test_models_without_a_cache_go_through_the_whole_line(tmp_path):
     with pytest.raises(InputError, match="no KV cache; use --keep-attention-params"):
         run(str(tmp_path / "bert"), tmp_path / "out", Budget("keep_kv", 0.75), texts=texts, **QUICK)
     assert not (tmp_path / "out").exists()
-    options = {**QUICK, "texts": texts, "eval_texts": texts, "heal_tokens": 256}
+    options = {**QUICK, "texts": texts, "eval_texts": texts, "healing": HealConfig(tokens=256)}
     _, plan, scores = run(str(tmp_path / "bert"), tmp_path / "out", **options)
     assert plan.budget["keep_attention_params"] == 0.75 and plan.predicted["kept"] <= 0.75
     assert len(scores.models) == 3 and scores.models[1].agreement is not None
@@ -167,7 +170,7 @@ def test_models_of_pictures_go_through_the_whole_line(tmp_path):
     torch.manual_seed(0)
     for name in ("some", "others"):
         np.savez(tmp_path / f"{name}.npz", pixel_values=torch.randn(24, 3, 12, 12).numpy())
-    options = {"tokens": 100, "eval_tokens": 128, "speed": False, "heal_tokens": 100}
+    options = {"tokens": 100, "eval_tokens": 128, "speed": False, "healing": HealConfig(tokens=100)}
     pictures = tmp_path / "some.npz"
     _, plan, scores = run(str(tmp_path / "vit"), tmp_path / "out", inputs=pictures, **options)
     assert plan.budget["keep_attention_params"] == 0.75

@@ -9,7 +9,7 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import read_attention, write_attention
 from headwise.records import LayerPlan, Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from tests.tiny import REDUCIBLE, tiny
 
@@ -25,7 +25,7 @@ def edit(model, change):
 def agree(model, plan):
     inputs = example_inputs(model)
     with torch.no_grad():
-        before, after = model(**inputs)[0], build_student(model, plan)(**inputs)[0]
+        before, after = model(**inputs)[0], build_reduced(model, plan)(**inputs)[0]
     assert torch.allclose(before, after, atol=2e-5), (before - after).abs().max()
 
 

@@ -12,14 +12,16 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import read_attention
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
-from headwise.records.plan import LayerPlan, Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.apply import statistics_of
+from headwise.reduction.build import build_reduced
 from headwise.reduction.widths.apply import cut_attention
+from headwise.reduction.widths.change import Widths
 from headwise.reduction.widths.directions import kept_directions
 from headwise.steps.compress import compress
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -46,10 +48,13 @@ def test_products_are_those_of_the_projection(name, tmp_path):
     source, plan = measured(name, tmp_path)
     model = open_model(source)
     shape = shape_of(model)
-    kept = kept_directions(shape, plan, load_file(tmp_path / "run" / "profile.safetensors"))
-    assert kept
-    for index, directions in kept.items():
-        layer, change = shape.layers[index], plan.layers[index]
+    tensors = load_file(tmp_path / "run" / "profile.safetensors")
+    cuts = {i: change for i, changes in enumerate(plan.layers) for change in changes if isinstance(change, Widths)}
+    cuts = {i: change for i, change in cuts.items() if change.narrower(shape.layers[i])}
+    assert cuts
+    for index, change in cuts.items():
+        layer = shape.layers[index]
+        directions = kept_directions(change, layer, statistics_of(tensors, "weighted", index))
         full = read_attention(sites_of(model)[index], layer.rotary)
         cut = cut_attention(full, change, layer, directions)
         for h, old in enumerate(change.kept_heads or range(layer.heads)):
@@ -72,7 +77,7 @@ def test_products_are_those_of_the_projection(name, tmp_path):
                 )
                 if change.qk_dim - 2 * pairs < layer.qk_dim - layer.rotary:
                     assert torch.allclose(after, before, atol=1e-4)
-    assert shape_of(build_student(model, plan, kept=kept, form="per-layer")) == shape.planned(plan)
+    assert shape_of(build_reduced(model, plan, tensors=tensors, form="per-layer")) == shape.planned(plan)
 
 
 def test_compress_takes_the_measurements_of_the_plan(tmp_path):
@@ -100,13 +105,13 @@ def test_on_a_trained_encoder_measured_directions_keep_far_more(tmp_path):
     model = open_model(str(source))
     shape = shape_of(model)
     plan = Plan.make(shape, tuple(LayerPlan(12, 12, 16, 24) for _ in shape.layers))
-    kept = kept_directions(shape, plan, load_file(tmp_path / "run" / "profile.safetensors"))
+    tensors = load_file(tmp_path / "run" / "profile.safetensors")
     ids = torch.randint(1000, 20000, (4, 24), generator=torch.Generator().manual_seed(0))
     cosines = {}
     with torch.no_grad():
         dense = model(input_ids=ids).last_hidden_state.mean(1)
-        for name, directions in (("weighted", kept), ("svd", None)):
-            student = build_student(model, plan, kept=directions, form="per-layer")
+        for name in ("weighted", "svd"):
+            student = build_reduced(model, plan, tensors=tensors, method=name, form="per-layer")
             embedded = student(input_ids=ids).last_hidden_state.mean(1)
             cosines[name] = torch.cosine_similarity(embedded, dense).mean().item()
     assert cosines["weighted"] > 0.9

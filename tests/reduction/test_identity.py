@@ -6,7 +6,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from headwise.families.shapes import shape_of
 from headwise.records import Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from tests.tiny import BACKENDS, DECODERS, REDUCIBLE, tiny
 
@@ -16,7 +16,7 @@ PAIRS = [pair for pair in BACKENDS if pair[0] in REDUCIBLE]
 def pair(name, backend):
     model = tiny(name)
     model.set_attn_implementation(backend)
-    student = build_student(model, Plan.full(shape_of(model)), form="per-layer")
+    student = build_reduced(model, Plan.full(shape_of(model)), form="per-layer")
     student.set_attn_implementation(backend)
     assert type(student) is not type(model)
     return model, student
@@ -80,7 +80,7 @@ def test_full_plan_is_the_identity_in_an_encoder_decoder_with_a_cache(backend, k
 @pytest.mark.parametrize("name", REDUCIBLE)
 def test_full_plan_round_trips_through_disk_bit_by_bit(name, tmp_path):
     model = tiny(name)
-    student = build_student(model, Plan.full(shape_of(model)), form="per-layer")
+    student = build_reduced(model, Plan.full(shape_of(model)), form="per-layer")
     student.save_pretrained(tmp_path)
     again = type(student).from_pretrained(tmp_path, attn_implementation=student.config._attn_implementation)
     before, after = student.state_dict(), again.state_dict()
@@ -95,7 +95,7 @@ def test_full_plan_round_trips_through_disk_bit_by_bit(name, tmp_path):
 def test_student_is_a_copy(name):
     """Training a student must not reach into its teacher."""
     model = tiny(name)
-    student = build_student(model, Plan.full(shape_of(model)), form="per-layer")
+    student = build_reduced(model, Plan.full(shape_of(model)), form="per-layer")
     theirs = {parameter.data_ptr() for parameter in model.parameters()}
     assert not any(parameter.data_ptr() in theirs for parameter in student.parameters())
     assert student.state_dict().keys() >= {k for k in model.state_dict() if ".mlp." in k}

@@ -13,7 +13,7 @@ from headwise.checkpoints.verify import predicted_cache
 from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.records import Plan, cost_of
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.runtime import modeling_headwise, reopen
 from headwise.tracing.example import example_inputs
 from tests.commands import finished, python
@@ -36,7 +36,7 @@ def test_student_has_the_planned_shape_and_cost(name):
     @QUICK
     @given(plan=plans(shape))
     def check(plan):
-        student = build_student(model, plan)
+        student = build_reduced(model, plan)
         planned = shape.planned(plan)
         assert shape_of(student) == planned
         assert planned.total_parameters() == sum(p.numel() for p in student.parameters())
@@ -65,7 +65,7 @@ def test_every_cache_generates_the_same_tokens(name):
     @QUICK
     @given(plan=plans(shape_of(model)), backend=st.sampled_from(["eager", "sdpa"] if name != "gemma2" else ["eager"]))
     def check(plan, backend):
-        student = build_student(model, plan)
+        student = build_reduced(model, plan)
         student.set_attn_implementation(backend)
         plain = greedy(student, ids, use_cache=False)
         assert torch.equal(plain, greedy(student, ids))
@@ -82,7 +82,7 @@ def test_bytes_of_both_caches_are_as_predicted(name):
     @QUICK
     @given(plan=plans(shape_of(model)), tokens=st.integers(1, 12))
     def check(plan, tokens):
-        student = build_student(model, plan)
+        student = build_reduced(model, plan)
         shape = shape_of(student)
         dynamic, static = DynamicCache(config=student.config), StaticCache(student.config, max_cache_len=16)
         with torch.no_grad():
@@ -103,7 +103,7 @@ def test_student_round_trips_through_disk(name, tmp_path):
     @settings(QUICK, max_examples=3)
     @given(plan=plans(shape_of(model)))
     def check(plan):
-        student = build_student(model, plan, form="per-layer")
+        student = build_reduced(model, plan, form="per-layer")
         student.save_pretrained(tmp_path / "model")
         again, info = type(student).from_pretrained(
             tmp_path / "model", output_loading_info=True, attn_implementation=student.config._attn_implementation
@@ -112,7 +112,7 @@ def test_student_round_trips_through_disk(name, tmp_path):
         inputs = example_inputs(student)
         with torch.no_grad():
             assert torch.equal(student(**inputs)[0], again.eval()(**inputs)[0])
-        twice = build_student(again, Plan.full(shape_of(again)))  # a student can be reduced again
+        twice = build_reduced(again, Plan.full(shape_of(again)))  # a student can be reduced again
         with torch.no_grad():
             assert torch.equal(student(**inputs)[0], twice(**inputs)[0])
 
@@ -127,7 +127,7 @@ def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise
         @settings(QUICK, max_examples=3)
         @given(plan=plans(shape_of(model)))
         def write(plan):
-            student = build_student(model, plan, form="per-layer")
+            student = build_reduced(model, plan, form="per-layer")
             inputs = example_inputs(student)
             key = f"{name}-{len(expected)}"
             student.save_pretrained(tmp_path / key)

@@ -5,9 +5,9 @@ import torch
 
 from headwise.data.calibration import Batch
 from headwise.families.shapes import shape_of
-from headwise.records.plan import LayerPlan, Plan
-from headwise.reduction.build import build_student, settle_plan
-from headwise.reduction.widths.refit import refit_student
+from headwise.records import LayerPlan, Plan
+from headwise.reduction.build import build_reduced, settle_plan
+from headwise.reduction.widths.refit import refit_model
 from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.stream import Stream
@@ -59,10 +59,10 @@ def test_refitting_brings_a_student_nearer(name):
     model = tiny(name)
     # Gemma 2 has a norm behind its outputs: only queries can be fitted, so only those are cut.
     batches, plan = batches_of(model), halved(model, values=name != "gemma2")
-    before = distance(model, build_student(model, plan), batches)
-    student = build_student(model, plan, share=True)
+    before = distance(model, build_reduced(model, plan), batches)
+    student = build_reduced(model, plan, share=True)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    refit_student(model, student, plan, batches)
+    refit_model(model, student, plan, batches)
     after = distance(model, student, batches)
     assert after == before if name in NORMED else after < before
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
@@ -72,10 +72,10 @@ def test_refitting_brings_a_student_nearer(name):
 def test_every_piece_changes_what_it_names_and_nothing_else():
     model = tiny("llama")
     batches, plan = batches_of(model), halved(model)
-    plain = build_student(model, plan).state_dict()
+    plain = build_reduced(model, plan).state_dict()
     for pieces, names in ((("queries",), {"q_proj"}), (("temperature",), {"q_proj"}), (("outputs",), {"o_proj"})):
-        student = build_student(model, plan)
-        refit_student(model, student, plan, batches, pieces)
+        student = build_reduced(model, plan)
+        refit_model(model, student, plan, batches, pieces)
         changed = {
             key.split(".")[-2] for key, value in student.state_dict().items() if not torch.equal(value, plain[key])
         }
@@ -88,8 +88,8 @@ def test_stock_and_per_layer_students_get_the_same_weights():
     batches, plan = batches_of(model), halved(model, "stock")
     outputs = []
     for form in ("stock", "per-layer"):
-        student = build_student(model, plan, form=form)
-        refit_student(model, student, plan, batches)
+        student = build_reduced(model, plan, form=form)
+        refit_model(model, student, plan, batches)
         outputs.append(student(**batches[0]).logits)
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
 
@@ -106,9 +106,9 @@ def test_dropped_blocks_removed_attention_and_removed_heads_are_made_up_for():
     dropped = Plan.make(shape, (LayerPlan.full(shape.layers[0]), LayerPlan(0, 0, 0, 0, dropped=True), *layers[2:]))
     batches = batches_of(model)
     for each in (plan, dropped):
-        student = build_student(model, each)
+        student = build_reduced(model, each)
         before = distance(model, student, batches)
-        refit_student(model, student, each, batches)
+        refit_model(model, student, each, batches)
         assert distance(model, student, batches) < before
 
 
@@ -116,10 +116,10 @@ def test_dropped_blocks_removed_attention_and_removed_heads_are_made_up_for():
 def test_texts_of_one_token_come_out_nearer_too():
     model = tiny("llama")
     batches, plan = batches_of(model, count=2, tokens=64), halved(model)
-    student = build_student(model, plan)
+    student = build_reduced(model, plan)
     alone = [{"input_ids": batch["input_ids"].view(-1, 1)} for batch in batches]
     before = distance(model, student, alone)
-    refit_student(model, student, plan, batches)
+    refit_model(model, student, plan, batches)
     assert distance(model, student, alone) < before
 
 
@@ -127,7 +127,7 @@ def test_texts_of_one_token_come_out_nearer_too():
 def test_what_was_not_cut_stays_as_it_was():
     model = tiny("llama")
     plan = Plan.full(shape_of(model))
-    student = build_student(model, plan)
-    refit_student(model, student, plan, batches_of(model))
+    student = build_reduced(model, plan)
+    refit_model(model, student, plan, batches_of(model))
     for found, expected in zip(student.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

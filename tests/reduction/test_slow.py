@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from headwise.families.shapes import shape_of
 from headwise.records import Plan
-from headwise.reduction.build import build_student
+from headwise.reduction.build import build_reduced
 from headwise.tracing.example import example_inputs
 from tests.checkpoints.test_ecosystem import reduced
 from tests.plans import plans
@@ -24,7 +24,7 @@ def test_every_cache_generates_the_same_tokens_under_a_hundred_plans(name):
     @settings(max_examples=100, derandomize=False, suppress_health_check=list(HealthCheck))
     @given(plan=plans(shape_of(model)))
     def check(plan):
-        student = build_student(model, plan)
+        student = build_reduced(model, plan)
         plain = greedy(student, ids, use_cache=False)
         assert torch.equal(plain, greedy(student, ids))
         assert torch.equal(plain, greedy(student, ids, cache_implementation="static"))
@@ -47,7 +47,7 @@ def test_smollm2_is_unchanged_by_the_full_plan_in_generation():
     from headwise.steps.demo import demo_model
 
     model = open_model(str(demo_model()))
-    student = build_student(model, Plan.full(shape_of(model)), form="per-layer")
+    student = build_reduced(model, Plan.full(shape_of(model)), form="per-layer")
     ids = torch.arange(1000, 1064)[None]
     for options in ({}, {"cache_implementation": "static"}, {"num_beams": 2}):
         settings_ = {"max_new_tokens": 24, "do_sample": False, "attention_mask": torch.ones_like(ids), **options}

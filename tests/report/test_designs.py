@@ -52,7 +52,9 @@ def test_rows_cover_all_layers_once(found):
             assert len(row) == len(COLUMNS)
             first, _, last = row[1].partition("-")
             layers += [row[2:5]] * (int(last or first) - int(first) + 1)
-        assert layers == [[str(layer.heads), str(layer.kv_heads), str(layer.qk_dim)] for layer in candidate.plan.layers]
+        assert layers == [
+            [str(layer.heads), str(layer.kv_heads), str(layer.qk_dim)] for layer in candidate.shape.layers
+        ]
 
 
 class Counting(HTMLParser):

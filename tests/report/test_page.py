@@ -10,14 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
 from headwise.records.profile import QUANTITIES, Profile
+from headwise.reduction.plans import plan_for, slider
 from headwise.report.page import render, write_page
-from headwise.report.page.budgets import budget_tables
 from headwise.report.summary import sentence
-from headwise.steps.inspect import inspect
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -73,18 +72,18 @@ def test_it_says_what_was_measured(page, profile):
 @needs_browser
 def test_the_slider_plans_as_the_planner_does(page, profile):
     measured = Profile.load(profile / "profile.json")
-    before = page.inner_text("#damage")
+    before = page.inner_text("#loss")
     for keep in (100, 90, 62.5, 40, 20):
         page.locator("#keep").fill(str(keep))
         plan = plan_for(measured, Budget("keep_kv", keep / 100))
         for kind in ("qk", "v"):
             bars = page.locator(f"#widths [data-kind={kind}]").all()
             shown = [(int(bar.get_attribute("data-groups")), int(bar.get_attribute("data-width"))) for bar in bars]
-            assert shown == [(layer.kv_heads, getattr(layer, f"{kind}_dim")) for layer in plan.layers]
-        damage = float(page.inner_text("#damage").split()[0])
-        assert damage == pytest.approx(plan.predicted["damage"], rel=0.02, abs=1e-9)
+            assert shown == [(layer.kv_heads, getattr(layer, f"{kind}_dim")) for layer in plan.after(measured.shape)]
+        damage = float(page.inner_text("#loss").split()[0])
+        assert damage == pytest.approx(plan.predicted["loss_increase"], rel=0.02, abs=1e-9)
         assert f"--keep-kv {keep / 100:g} " in page.inner_text("#command")
-    assert page.inner_text("#damage") != before
+    assert page.inner_text("#loss") != before
     # 5 layers x 2 key/value heads x (32 + 32) x 2 bytes at 128 tokens
     page.locator("#keep").fill("100")
     assert page.inner_text("#bytes") == "160 KiB of 160 KiB"
@@ -108,12 +107,13 @@ def test_removed_heads_and_attention_are_shown(browser, profile, tmp_path):
             values["head_damage"][4 * group : 4 * group + 4] = [0.0] * 4
             values["v_unit_damage"][group] = [0.0] * 32
         layers.append(replace(layer, values=values))
-    write_page(replace(measured, layers=tuple(layers)), tmp_path / "page.html")
+    pressed = replace(measured, layers=tuple(layers))
+    write_page(pressed, tmp_path / "page.html", slider(pressed))
     opened = browser.new_page()
     opened.goto((tmp_path / "page.html").as_uri())
     opened.locator("#keep").fill("65")
     titles = opened.locator("#widths [data-kind=qk] title").all_text_contents()
-    assert titles[0].endswith(", 1/2 groups") and titles[1] == "layer 1: no attention"
+    assert ", 1/2 groups (heads 8 > 4, kv heads 2 > 1" in titles[0] and titles[1] == "layer 1: no attention"
     wide = [float(bar.get_attribute("width")) for bar in opened.locator("#widths [data-kind=qk]").all()]
     assert wide[0] == pytest.approx(wide[2] / 2) and wide[1] == 0
     opened.close()
@@ -125,7 +125,7 @@ def test_windows_have_a_table_for_each_context(browser, tmp_path):
     save_tokenizer(tmp_path / "model")
     inspect(str(tmp_path / "model"), tmp_path / "run", tokens=64, lengths=(16, 32))
     measured = Profile.load(tmp_path / "run" / "profile.json")
-    tables = budget_tables(measured)
+    tables = slider(measured)
     assert tables["contexts"] == [1024, 2048, 4096] and len(tables["tables"]) == 3
     opened = browser.new_page()
     opened.goto((tmp_path / "run" / "report.html").as_uri())
@@ -214,7 +214,8 @@ def test_other_models_load_without_a_complaint(name, browser, tmp_path):
 def test_a_name_cannot_break_out_of_the_page(profile):
     measured = Profile.load(profile / "profile.json")
     nasty = "x</script><script>alert(1)</script>"
-    text = render(replace(measured, model={**measured.model, "source": nasty}, text={**measured.text, "name": nasty}))
+    renamed = replace(measured, model={**measured.model, "source": nasty}, text={**measured.text, "name": nasty})
+    text = render(renamed, slider(renamed))
     assert "<script>alert(1)" not in text
 
 
@@ -233,5 +234,5 @@ def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
     )
     shape = replace(measured.shape.layers[0], heads=32, kv_heads=8, qk_dim=128, v_dim=128, rotary=128)
     large = replace(measured, layers=(layer,) * 32, shape=replace(measured.shape, layers=(shape,) * 32))
-    write_page(large, tmp_path / "page.html")
+    write_page(large, tmp_path / "page.html", slider(large))
     assert (tmp_path / "page.html").stat().st_size < 3_000_000

@@ -11,20 +11,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.origin import plan_of
 from headwise.checkpoints.profile_tensors import HELD_OUT, profiled_batches
-from headwise.checkpoints.profiled import open_profile
+from headwise.checkpoints.profiled import Profile
 from headwise.checkpoints.save import save
 from headwise.checkpoints.tensor_files import open_tensors, write_tensors
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.settings import CompressConfig
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.widths import refit
 from headwise.steps.compress import compress, compress_model, read_pieces
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.tracing.fisher import measure_distance
+from tests.calls import inspect
 from tests.commands import finished, headwise, python
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -85,9 +85,7 @@ def test_every_method_gives_a_model_and_refitting_brings_it_nearer(llama, tmp_pa
 def test_a_plan_that_keeps_everything_changes_nothing(llama, tmp_path):
     folder, source, plan = llama
     whole = Plan.load(plan)
-    full = Plan(
-        whole.family, whole.width, whole.before, tuple(LayerPlan(*dims) for dims in whole.before), profile=whole.profile
-    )
+    full = replace(whole, layers=((),) * len(whole.layers), budget={}, predicted={}, fingerprint="")
     full.save(tmp_path / "full.json")
     assert compress(source, tmp_path / "full.json", tmp_path / "out")["refit"] == []
     assert distance(source, tmp_path / "out", folder / "run") == pytest.approx(0, abs=1e-6)
@@ -191,7 +189,7 @@ def test_in_memory_it_is_the_same_to_the_last_bit_and_the_model_stays_as_it_was(
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     model.lm_head.requires_grad_(False)
     before, tensors = open_model(source), list(model.parameters())
-    small = compress_model(model, Plan.load(plan), open_profile(tmp_path / "run"))
+    small = compress_model(model, Plan.load(plan), Profile.load(tmp_path / "run"))
     save(small, tmp_path / "memory", tokenizer=AutoTokenizer.from_pretrained(source))
     whole, alone = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="auto") for name in ("folder", "memory")
@@ -227,7 +225,7 @@ def test_a_model_in_training_is_reduced_as_one_that_is_not(llama):
 def test_without_a_profile_the_one_the_plan_names_is_taken_and_the_weights_decide_where_it_is_gone(llama):
     folder, source, plan = llama
     model, plan = open_model(source), Plan.load(plan)
-    assert same_bits(compress_model(model, plan), compress_model(model, plan, open_profile(folder / "run")))
+    assert same_bits(compress_model(model, plan), compress_model(model, plan, Profile.load(folder / "run")))
     alone = compress_model(model, replace(plan, profile=""))
     assert same_bits(alone, compress_model(model, plan, config=CompressConfig(method="svd")))
     with pytest.raises(InputError, match="name their folder with `profile`"):
@@ -240,10 +238,10 @@ def test_what_belongs_to_another_model_is_refused_in_memory_too(llama):
     with pytest.raises(InputError, match="`plan` was made for another model: `model` has the same shape"):
         compress_model(other, Plan.load(plan))
     with pytest.raises(InputError, match="`profile` holds the profile of another model: `model` has the same shape"):
-        compress_model(other, replace(Plan.load(plan), fingerprint=""), open_profile(folder / "run"))
+        compress_model(other, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
     wider = tiny("llama", intermediate_size=64)
     with pytest.raises(InputError, match="`profile` holds the profile of another model"):
-        compress_model(wider, replace(Plan.load(plan), fingerprint=""), open_profile(folder / "run"))
+        compress_model(wider, replace(Plan.load(plan), fingerprint=""), Profile.load(folder / "run"))
 
 
 def test_a_reduced_model_is_reduced_again_and_knows_its_last_plan(llama, tmp_path):
@@ -252,7 +250,7 @@ def test_a_reduced_model_is_reduced_again_and_knows_its_last_plan(llama, tmp_pat
     shape = shape_of(small)
     again = Plan.make(shape, (LayerPlan(0, 0, 0, 0), *map(LayerPlan.full, shape.layers[1:])))
     smaller = compress_model(small, again)
-    assert plan_of(smaller).layers[0].heads == 0 and plan_of(small).layers[0].heads
+    assert shape_of(smaller).layers[0].heads == 0 and shape_of(small).layers[0].heads
     save(smaller, tmp_path / "out")
     assert (
         AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()

@@ -21,7 +21,7 @@ COMMON = Request("llama", 30_000_000, SMALL)
 
 
 def heads(plan: Plan) -> list[HeadGroup]:
-    return [HeadGroup(layer.heads, layer.qk_dim) for layer in plan.layers]
+    return [HeadGroup(layer.heads, layer.qk_dim) for layer in plan.shape_to_build().layers]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_all_candidates_spend_the_same_budget_and_keep_the_cache(request_):
         return
     assert found.candidates[0].name == USUAL
     assert {each.name for each in found.candidates} | set(found.left_out) == {USUAL, *IDEAS}
-    assert len({(each.plan.width, each.plan.layers) for each in found.candidates}) == len(found.candidates)
+    assert len({(each.plan.width, each.plan.before) for each in found.candidates}) == len(found.candidates)
     for candidate in found.candidates:
         spent = candidate.shape.total_parameters()
         assert spent <= request_.parameters
@@ -69,7 +69,7 @@ def test_all_candidates_spend_the_same_budget_and_keep_the_cache(request_):
         limit = request_.kv_bytes_per_token
         assert limit is None or candidate.cost.kv_bytes_per_token <= limit
         assert candidate.plan.predicted["parameters"] == spent
-        assert Plan.full(candidate.shape).layers == candidate.plan.layers
+        assert Plan.full(candidate.shape).before == candidate.plan.before
 
 
 @given(requests)
@@ -79,7 +79,7 @@ def test_heads_are_as_wide_as_kernels_like_and_only_what_was_measured_is_recomme
     except InputError:
         return
     for candidate in found.candidates:
-        widths = {layer.qk_dim for layer in candidate.plan.layers}
+        widths = {layer.qk_dim for layer in candidate.shape.layers}
         assert widths <= set(head_dims(candidate.plan.width))
         assert candidate.plan.width < 256 or widths <= {32, 64, 128}
     assert found.recommended in {USUAL, "lean-width"}
@@ -123,7 +123,7 @@ def test_deep_and_thin_is_the_shape_of_models_in_use(parameters, vocab, layers, 
     candidate = propose(Request("llama", parameters, Text(vocab, 2048, tied=True))).choose("deep-thin")
     plan = candidate.plan
     assert (len(plan.layers), plan.width, plan.require_blueprint().mlp) == (layers, width, mlp)
-    assert {layer.dims[:3] for layer in plan.layers} == {dims}
+    assert {layer.dims[:3] for layer in candidate.shape.layers} == {dims}
     assert candidate.shape.total_parameters() == parameters
 
 
@@ -137,10 +137,10 @@ def test_grouped_queries_share_keys_and_values_as_models_in_use_do():
     for parameters in (1_500_000, 12_000_000, 30_000_000, 135_000_000, 600_000_000):
         found = propose(Request("llama", parameters, SMALL))
         usual, shared = found.choose(USUAL), found.choose("grouped")
-        first = shared.plan.layers[0]
+        first = shared.shape.layers[0]
         assert (shared.plan.width, len(shared.plan.layers)) == (usual.plan.width, len(usual.plan.layers))
         assert shared.cost.kv_bytes_per_token < 0.6 * usual.cost.kv_bytes_per_token
-        assert first.heads - usual.plan.layers[0].heads in {0, 1}
+        assert first.heads - usual.shape.layers[0].heads in {0, 1}
         groups[first.heads] = first.heads // first.kv_heads
     assert {count: 3 if count % 3 == 0 else 2 for count in groups} == groups
 
@@ -183,7 +183,7 @@ def test_135m_gets_the_shape_that_won_at_equal_time_and_its_cache_is_told():
         "36% smaller",
     ):
         assert said in found.because
-    assert not any(layer.heads == 112 or layer.qk_dim < 32 for each in found.candidates for layer in each.plan.layers)
+    assert not any(layer.heads == 112 or layer.qk_dim < 32 for each in found.candidates for layer in each.shape.layers)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text
 from headwise.families.shapes import shape_of
 from headwise.records.cost import cost_of
-from headwise.reduction.build import build_student
-from headwise.steps.evaluate import evaluate
+from headwise.reduction.build import build_reduced
 from headwise.tracing import speed as running
+from tests.calls import evaluate
 from tests.tiny import DECODERS, LATENT_MODELS, tiny
 from tests.tokens import save_tokenizer
 
@@ -39,7 +39,7 @@ def reduced(model):
     shape = shape_of(model)
     layers = [LayerPlan(layer.heads, layer.kv_heads, layer.qk_dim - 2, layer.v_dim - 3) for layer in shape.layers]
     layers[0] = LayerPlan(0, 0, 0, 0)
-    return build_student(model, Plan.make(shape, tuple(layers)))
+    return build_reduced(model, Plan.make(shape, tuple(layers)))
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_pictures(folder, tmp_path):
 
 def test_an_encoder_decoder_has_parameters_and_with_inputs_agreement(folder, tmp_path):
     scores = run(folder, "whisper", texts=(), context=None, tokens=999)
-    assert scores.models[0].parameters > 0 and "give --inputs" in scores.notes[0]
+    assert scores.models[0].parameters > 0 and "give `inputs`" in scores.notes[0]
     np.savez(tmp_path / "sound.npz", input_features=np.random.default_rng(0).random((2, 8, 40), dtype=np.float32))
     again = run(
         folder, "whisper", "whisper", texts=(), inputs=tmp_path / "sound.npz", context=None, tokens=999, speed=True
@@ -370,7 +370,7 @@ WRONG = {
     "fewer tokens than a window": (("dense", "--context", 128, "--tokens", 64), "less than one window of 128"),
     "speed too far": (("dense", "--speed-at", "64,256"), "A length of 256 is asked for"),
     "speed too near": (("dense", "--speed-at", "8"), "too short to time"),
-    "speed at what": (("dense", "--speed-at", "far"), "Lengths must be whole numbers"),
+    "speed at what": (("dense", "--speed-at", "far"), "Expected a number of tokens such as"),
     "two kinds": (("dense", "bert", "--context", 32), "only one of them writes text"),
     "text and pictures": (("bert", "vit"), "one reads pixel_values, the other input_ids"),
     "pictures without pictures": (("vit",), "reads pictures, not text: give --inputs"),

@@ -18,8 +18,8 @@ from headwise.checkpoints.save import save
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.files.errors import Failed, InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.healing import HealConfig
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.settings import ReadConfig
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, heal_model, local

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profiled import Profile
 from headwise.data.calibration import text_calibration
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text
@@ -19,11 +20,12 @@ from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records.budget import Budget
 from headwise.records.plan import Plan
-from headwise.records.profile import QUANTITIES, Profile
-from headwise.steps.inspect import collect, inspect
+from headwise.records.profile import QUANTITIES
 from headwise.steps.inspect.work import FILE
 from headwise.steps.plan import make_plan
+from headwise.tracing import collect
 from headwise.tracing.probe import watching
+from tests.calls import inspect
 from tests.commands import headwise, start
 from tests.tiny import MODELS, tiny
 from tests.tokens import save_tokenizer
@@ -63,7 +65,7 @@ def test_every_family(name, tmp_path):
         (tmp_path / "text.txt").write_text(TEXT)
         given = {"texts": [str(tmp_path / "text.txt")], "lengths": (16, 32)}
     profile = inspect(str(tmp_path / "model"), tmp_path / "run", tokens=96, **given)
-    assert Profile.load(tmp_path / "run" / "profile.json") == profile
+    assert Profile.load(tmp_path / "run") == profile
     tensors = load_file(tmp_path / "run" / "profile.safetensors")
     shape = shape_of(open_model(str(tmp_path / "model")))
     assert profile.shape == shape
@@ -159,15 +161,15 @@ def test_against_brute_force(name, tmp_path):
 
 def test_a_student_with_removed_and_narrow_layers(tmp_path, capsys):
     """inspect, plan and the page take what compress gives out."""
-    from headwise.records.plan import LayerPlan
-    from headwise.reduction.build import build_student
+    from headwise.records.layer_plan import LayerPlan
+    from headwise.reduction.build import build_reduced
     from headwise.report.plans import print_plan
     from headwise.report.profiles import print_profile
 
     model = tiny("llama", head_dim=16)
     full = LayerPlan(4, 2, 16, 16)
     plan = Plan.make(shape_of(model), (LayerPlan(4, 2, 8, 12), LayerPlan(0, 0, 0, 0), full))
-    build_student(model, plan).save_pretrained(tmp_path / "student")
+    build_reduced(model, plan).save_pretrained(tmp_path / "student")
     save_tokenizer(tmp_path / "student")
     (tmp_path / "text.txt").write_text(TEXT)
     profile = inspect(
@@ -177,7 +179,7 @@ def test_a_student_with_removed_and_narrow_layers(tmp_path, capsys):
     made, measured = make_plan(tmp_path / "run", tmp_path / "plan.json", Budget("keep_kv", 0.75), multiple=4)
     print_plan(made, measured)
     print_profile(profile)
-    assert made.layers[1] == LayerPlan(0, 0, 0, 0) and made.layers[0].qk_dim <= 8
+    assert made.layers[1] == () and measured.shape.planned(made).layers[0].qk_dim <= 8
 
 
 def test_damage_predicts_small_cuts(tmp_path):
@@ -227,7 +229,7 @@ def test_the_same_twice_and_a_finished_run_is_not_repeated(llama, tmp_path):
     assert not steps
     with pytest.raises(InputError, match=r"profile of something else: .* on 64 tokens of .*text.txt"):
         inspect(str(llama), tmp_path / "a", **{**given, "tokens": 96})
-    assert Profile.load(tmp_path / "a" / "profile.json") == first
+    assert Profile.load(tmp_path / "a") == first
     (tmp_path / "a" / "report.html").unlink()
     inspect(str(llama), tmp_path / "a", **given)
     assert (tmp_path / "a" / "report.html").exists()
@@ -240,7 +242,7 @@ def test_a_killed_run_continues_with_the_same_result(llama, tmp_path):
     given = ["--text", tmp_path / "text.txt", "--tokens", "2048", "--lengths", "16,32"]
     assert "attention layers" in run(llama, *given, "-o", tmp_path / "whole").stdout
     slow = (
-        "import time, headwise.steps.inspect.work as w, headwise.steps.inspect.collect as c\n"
+        "import time, headwise.steps.inspect.work as w, headwise.tracing.collect as c\n"
         "w.SECONDS_BETWEEN = 0\n"
         "old = c.Collector.differentiate\n"
         "def differentiate(self, batch, seed):\n"
@@ -279,7 +281,7 @@ def test_wrong_inputs_get_one_sentence(llama, tmp_path):
         "made for 128 tokens": ("--text", text, "--context", "256"),
         "too short to measure": ("--text", text, "--lengths", "4"),
         "up to 4,096": ("--text", text, "--lengths", "64,8192"),
-        "whole numbers": ("--text", text, "--lengths", "64;128"),
+        "a number of tokens such as": ("--text", text, "--lengths", "64;128"),
         "at least 1": ("--text", text, "--tokens", "0"),
         "not a .npz file": ("--inputs", text),
         "text or inputs": ("--inputs", text, "--text", text),
@@ -329,7 +331,7 @@ def test_a_full_disk_leaves_nothing_half_written(llama, tmp_path):
 
 def test_text_for_a_model_that_reads_pictures(tmp_path):
     save(tmp_path / "vit", "vit")
-    with pytest.raises(InputError, match="reads pictures, not text: give --inputs"):
+    with pytest.raises(InputError, match="reads pictures, not text: give `inputs`"):
         inspect(str(tmp_path / "vit"), tmp_path / "run")
 
 
@@ -356,7 +358,7 @@ def test_plans_come_from_profiles(llama, tmp_path):
     after = profile.shape.planned(plan)
     cached = [sum(layer.cached_per_token for layer in shape.layers) for shape in (profile.shape, after)]
     assert cached[1] / cached[0] == pytest.approx(plan.predicted["kept"]) and cached[1] <= 0.75 * cached[0]
-    assert plan.predicted["damage"] > 0
+    assert plan.predicted["loss_increase"] > 0
 
 
 def test_memory_does_not_follow_tokens_or_layers(tmp_path):
@@ -383,7 +385,7 @@ def test_a_trained_encoder(tmp_path):
     folder = next(Path(str(file.locate())).parent for file in files if file.name == "model.safetensors")
     result = run(folder, "-o", tmp_path / "run", "--tokens", 512, "--lengths", "64,128")
     assert result.returncode == 0, result.stderr
-    profile = Profile.load(tmp_path / "run" / "profile.json")
+    profile = Profile.load(tmp_path / "run")
     assert [layer.lengths for layer in profile.layers] == [(64, 128)] * 6
     dims = [head[0] for layer in profile.layers for head in layer.values["qk_data_dims"]]
     by_weights = [head[0] for layer in profile.layers for head in layer.values["qk_weight_dims"]]

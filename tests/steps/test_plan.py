@@ -1,7 +1,7 @@
 """Plans from real profiles of tiny models: budgets that hold exactly, and students that can be built from them."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -12,19 +12,19 @@ from headwise.checkpoints.load import open_model
 from headwise.cli import app
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.planning.damage import layer_damage
 from headwise.planning.knapsack import choose
-from headwise.planning.options import keep, offers_of
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan, changed
 from headwise.records.profile import Check, Profile
-from headwise.reduction.build import build_student
-from headwise.reduction.widths.directions import kept_directions
+from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig
+from headwise.reduction.build import build_reduced
+from headwise.reduction.kinds import predicted_loss
+from headwise.reduction.plans import menus_for, plan_for
+from headwise.reduction.removal.change import Removal
 from headwise.report.plans import print_plan
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan, read_budget, read_layers
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -69,20 +69,20 @@ def budgets(name, shape):
 def test_budgets_hold_exactly_and_damage_adds_up(name, measured):
     profile = profile_of(measured, name)
     for budget in budgets(name, profile.shape):
-        offers = offers_of(profile, lambda layer, budget=budget: budget.price(layer, profile.shape), 2)
-        fixed = budget.measure(profile.shape) - sum(options[0].price for options in offers)
+        menus = list(menus_for(profile, budget, 2).values())
+        fixed = budget.measure(profile.shape) - sum(menu[0].cost for menu in menus)
         limit = budget.limit(profile.shape)
-        chosen = choose(offers, limit - fixed)
+        chosen = choose(menus, limit - fixed)
         plan = plan_for(profile, budget, multiple=2)
-        assert plan.layers == tuple(
-            keep(layer, found.values, option)
-            for layer, found, option in zip(profile.shape.layers, profile.layers, chosen, strict=True)
-        )
+        assert plan.layers == tuple(option.changes() for option in chosen)
         after = profile.shape.planned(plan)
-        assert budget.measure(after) == fixed + sum(option.price for option in chosen) <= limit
-        for layer, found, change, option in zip(profile.shape.layers, profile.layers, plan.layers, chosen, strict=True):
-            assert layer_damage(layer, found.values, change) == pytest.approx(option.damage, abs=1e-9)
-        assert plan.predicted["damage"] == pytest.approx(sum(option.damage for option in chosen), abs=1e-9)
+        assert budget.measure(after) == fixed + sum(option.cost for option in chosen) <= limit
+        for layer, found, changes, option in zip(
+            profile.shape.layers, profile.layers, plan.layers, chosen, strict=True
+        ):
+            assert predicted_loss(layer, found.values, changes) == pytest.approx(option.loss, abs=1e-9)
+        assert plan.predicted["loss_increase"] == pytest.approx(sum(option.loss for option in chosen), abs=1e-9)
+        assert plan.predicted["loss_increase"] == sum(plan.predicted["by_layer"])
         assert plan.predicted["kept"] == budget.measure(after) / budget.measure(profile.shape)
         assert plan.predicted["attention_parameters"][1] == after.attention_parameters()
         assert (budget.amount < 1) == (plan.layers != Plan.full(profile.shape).layers) or budget.amount > 1
@@ -92,13 +92,14 @@ def test_widths_alone_follow_the_curves_of_the_profile(measured):
     """With all heads kept, an option costs what `qk_damage` and `v_damage` say."""
     for name in ("llama", "gpt_neox", "gpt2"):
         profile = profile_of(measured, name)
-        offers = offers_of(profile, lambda layer, width=profile.shape.width: layer.parameters(width), 2)
-        for layer, found, options in zip(profile.shape.layers, profile.layers, offers, strict=True):
-            whole = [option for option in options if option.kv_heads == layer.kv_heads]
+        menus = menus_for(profile, Budget("keep_attention_params", 0.5), 2).values()
+        for layer, found, options in zip(profile.shape.layers, profile.layers, menus, strict=True):
+            after = [(changed(layer, option.changes()), option) for option in options]
+            whole = [(kept, option) for kept, option in after if kept.kv_heads == layer.kv_heads]
             assert len(whole) > 1
-            for option in whole:
-                curves = found.values["qk_damage"][option.qk_dim] + found.values["v_damage"][option.v_dim]
-                assert option.damage == pytest.approx(curves, rel=1e-3, abs=1e-7)
+            for kept, option in whole:
+                curves = found.values["qk_damage"][kept.qk_dim] + found.values["v_damage"][kept.v_dim]
+                assert option.loss == pytest.approx(curves, rel=1e-3, abs=1e-7)
 
 
 def pressed(profile):
@@ -120,11 +121,11 @@ def test_removed_heads_and_attention_make_students_that_run(name, measured):
     profile = pressed(profile_of(measured, name))
     plan = plan_for(profile, Budget("keep_attention_params", 0.4), multiple=2)
     shape = profile.shape.layers[0]
-    assert plan.layers[1] == LayerPlan(0, 0, 0, 0)
-    assert 0 < plan.layers[0].kv_heads < shape.kv_heads and 0 not in plan.layers[0].kept_groups(shape)
+    assert plan.layers[1] == (Removal("attention"),)
+    (widths,) = plan.layers[0]
+    assert 0 < widths.kv_heads < shape.kv_heads and 0 not in widths.kept_groups(shape)
     model = open_model(str(source))
-    kept = kept_directions(profile.shape, plan, load_file(run / "profile.safetensors"))
-    student = build_student(model, plan, kept=kept, form="per-layer")
+    student = build_reduced(model, plan, tensors=load_file(run / "profile.safetensors"), form="per-layer")
     assert shape_of(student) == profile.shape.planned(plan)
     with torch.no_grad():
         found = student(input_ids=torch.arange(5, 25)[None])
@@ -136,21 +137,19 @@ def test_uniform_plans_are_stock_models(measured):
         source, run = measured(name)
         profile = Profile.load(run / "profile.json")
         plan = plan_for(profile, Budget("keep_kv", 0.6), multiple=2, uniform=True)
-        width = plan.layers[0].qk_dim
-        assert {(layer.qk_dim, layer.v_dim, layer.rope_pairs) for layer in plan.layers} == {
-            (width, width, plan.layers[0].rope_pairs)
-        }
+        ((widths,),) = set(plan.layers)
+        assert widths.qk_dim == widths.v_dim and len(set(widths.rope_pairs)) == 1
         felt = [
             sum(row[p] for layer in profile.layers for row in layer.values["qk_unit_damage"])
             for p in range(profile.shape.layers[0].rotary // 2)
         ]
-        kept = plan.layers[0].rope_pairs[0]
+        kept = widths.rope_pairs[0]
         assert min(felt[p] for p in kept) >= max(felt[p] for p in range(len(felt)) if p not in kept)
-        directions = kept_directions(profile.shape, plan, load_file(run / "profile.safetensors"))
-        student = build_student(open_model(str(source)), plan, kept=directions, form="stock")
+        tensors = load_file(run / "profile.safetensors")
+        student = build_reduced(open_model(str(source)), plan, tensors=tensors, form="stock")
         assert type(student).__module__.startswith("transformers.")
         free = plan_for(profile, Budget("keep_kv", 0.6), multiple=2)
-        assert free.predicted["damage"] <= plan.predicted["damage"]
+        assert free.predicted["loss_increase"] <= plan.predicted["loss_increase"]
     whole = plan_for(profile, Budget("keep_kv", 1.0), uniform=True)
     assert whole.layers == Plan.full(profile.shape).layers
     with pytest.raises(InputError, match="none can be protected"):
@@ -162,7 +161,7 @@ def test_uniform_plans_are_stock_models(measured):
 def test_protected_layers_stay_whole(measured):
     profile = profile_of(measured, "llama")
     plan = plan_for(profile, Budget("keep_kv", 0.75), multiple=2, protect=read_layers("0, 2"))
-    assert plan.layers[0] == plan.layers[2] == LayerPlan.full(profile.shape.layers[0])
+    assert plan.layers[0] == plan.layers[2] == () and plan.layers[1]
     assert plan.budget == {"keep_kv": 0.75, "dtype": "bf16", "context": 128, "multiple_of": 2, "protect": [0, 2]}
     with pytest.raises(InputError, match=r"Keeping 0\.5 of the KV cache is not possible .* the least is 0\.66667"):
         plan_for(profile, Budget("keep_kv", 0.5), protect=(0, 2))
@@ -181,7 +180,7 @@ def test_affine_norms_latent_and_unmeasured_layers(measured):
         layers=(profile.layers[0], bare, profile.layers[2]),
     )
     plan = plan_for(shaped, Budget("keep_kv", 0.5), multiple=2)
-    assert plan.layers[0].qk_dim in (0, 16) and plan.layers[1] == LayerPlan.full(layers[1])
+    assert plan.after(shaped.shape)[0].qk_dim in (0, 16) and plan.layers[0] and plan.layers[1] == ()
 
 
 def test_some_attention_stays_however_little_is_asked_for(measured):
@@ -190,7 +189,7 @@ def test_some_attention_stays_however_little_is_asked_for(measured):
         plan_for(profile, Budget("keep_kv", 0.001), multiple=2)
     least = float(str(error.value).rstrip(".").rsplit(" ", 1)[1])
     plan = plan_for(profile, Budget("keep_kv", least), multiple=2)
-    assert [layer.kv_heads for layer in plan.layers if layer.heads] == [1]
+    assert [layer.kv_heads for layer in plan.after(profile.shape) if layer.heads] == [1]
 
 
 def test_what_fits_is_read_as_people_write_it():
@@ -208,7 +207,9 @@ def test_what_fits_is_read_as_people_write_it():
 
 
 def test_one_budget_and_sensible_layers():
-    assert read_budget(fit="1GB at 2k", dtype="fp8") == Budget("fit", 10**9, 2048, 1, "fp8")
+    fit = read_budget(BudgetConfig(fit="1GB at 2k"), None, CacheConfig(cache_dtype="fp8"))
+    assert fit == Budget("fit", 10**9, 2048, 1, "fp8")
+    assert read_budget(BudgetConfig(), BoundConfig(max_loss_increase=0.1), CacheConfig()) is None
     assert read_layers("0,1,28-29") == {0, 1, 28, 29}
     for wrong in (
         {},
@@ -216,11 +217,18 @@ def test_one_budget_and_sensible_layers():
         {"keep_kv": 0.0},
         {"keep_attention_params": 1.5},
         {"kv_bytes_per_token": 0},
-        {"keep_kv": 0.5, "dtype": "int3"},
-        {"fit": "1GB at 2k", "context": 5},
+        {"keep_kv": 0.5, "cache_dtype": "int3"},
+        {"fit": "1GB at 2k", "cache_tokens": 5},
+        {"keep_kv": 0.5, "max_loss_increase": 0.1},
+        {"max_ppl_increase": 0.1, "max_loss_increase": 0.1},
     ):
+        configs = (BudgetConfig, BoundConfig, CacheConfig)
+        own = [
+            {name: wrong[name] for name in (each.name for each in fields(config)) if name in wrong}
+            for config in configs
+        ]
         with pytest.raises(InputError):
-            read_budget(**wrong)
+            read_budget(*(config(**values) for config, values in zip(configs, own, strict=True)))
     for wrong in ("", "1;2", "a", "3-", "-3"):
         with pytest.raises(InputError, match="Layers are numbers"):
             read_layers(wrong)
@@ -256,7 +264,7 @@ def test_the_command(measured, tmp_path):
     given = ["plan", run, "--keep-kv", "0.5", "--multiple-of", "2", "-o", str(output)]
     dry = CliRunner().invoke(app, [*given, "--dry-run"])
     assert dry.exit_code == 0 and not output.exists()
-    assert "predicted damage" in dry.stdout and "384 > 192  (50.0%)" in dry.stdout
+    assert "predicted loss increase" in dry.stdout and "384 > 192  (50.0%)" in dry.stdout
     assert "The first third of the layers keeps" in dry.stdout
     printed = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
     assert printed == json.loads(output.read_text()) and printed["profile"] == run
@@ -274,7 +282,7 @@ def test_checked_predictions_are_shown(measured, capsys):
             return getattr(profile, name)
 
     plan = plan_for(Checked(), Budget("keep_kv", 0.5), multiple=2)
-    assert plan.predicted["expected"] == pytest.approx(3 * plan.predicted["damage"])
+    assert plan.predicted["expected"] == pytest.approx(3 * plan.predicted["loss_increase"])
     print_plan(plan, profile)
     shown = " ".join(capsys.readouterr().out.split())
     assert "such cuts, refitted, measured 3x of it on text like" in shown and "so expect about" in shown

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from headwise.files.errors import InputError
+from headwise.records.settings import BoundConfig
 from headwise.steps import search
-from headwise.steps.inspect import inspect
-from headwise.steps.search import plan_within, read_bound
+from headwise.steps.search import plan_within
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -38,13 +39,15 @@ def test_a_looser_bound_gives_a_smaller_model(name, given, tmp_path):
 
 
 def test_nothing_that_was_calibrated_on_is_measured_on(tmp_path):
+    from headwise.checkpoints.load import open_model
     from headwise.checkpoints.profile_tensors import profiled_batches
+    from headwise.checkpoints.profiled import Profile
     from headwise.data.processors import open_tokenizer
     from headwise.data.texts import read_texts
-    from headwise.steps.search import open_model, open_profile
 
     run, texts = run_folder("llama", tmp_path)
-    profile, tensors = open_profile(run)
+    profile = Profile.load(run)
+    tensors = profile.tensors
     model = open_model(str(tmp_path / "model"))
     source = str(tmp_path / "model")
     unseen = search._unseen(model, profile, source, tensors, open_tokenizer(source), read_texts(texts), False)
@@ -76,8 +79,10 @@ def test_a_bound_nothing_meets_is_refused(tmp_path, monkeypatch):
 
 
 def test_bounds_are_perplexity_or_nats():
-    assert read_bound("2%") == pytest.approx(math.log(1.02))
-    assert read_bound("0.02") == 0.02
-    for wrong in ("", "%", "two", "-1%", "0", "nan"):
-        with pytest.raises(InputError, match="Damage is a percentage"):
-            read_bound(wrong)
+    assert BoundConfig(max_ppl_increase=0.02).nats == pytest.approx(math.log(1.02))
+    assert BoundConfig(max_loss_increase=0.02).nats == 0.02
+    assert BoundConfig().nats is None
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        for name in ("max_loss_increase", "max_ppl_increase"):
+            with pytest.raises(InputError, match=f"`{name}` must be more than 0"):
+                BoundConfig(**{name: wrong})

@@ -21,17 +21,17 @@ from headwise.cli import app, main
 from headwise.data.vocabulary import END
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.compress import compress
-from headwise.steps.inspect import inspect
 from headwise.steps.train import train, train_model, windows
 from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import paces
 from headwise.training.processes import join_processes
 from headwise.training.work import Work
 from tests import commands as cli
+from tests.calls import inspect
 from tests.steps.test_heal import TEXT as SENTENCES
 from tests.steps.test_heal import weights
 from tests.tokens import save_tokenizer

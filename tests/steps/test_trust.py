@@ -23,10 +23,10 @@ from headwise.records.training import TrainConfig
 from headwise.steps.compress import compress
 from headwise.steps.heal import heal
 from headwise.steps.heal.teacher import Memory
-from headwise.steps.inspect import inspect
 from headwise.steps.plan import make_plan
 from headwise.steps.search import plan_within
 from headwise.steps.train import windows
+from tests.calls import inspect
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 from tests.training.test_trust import edit

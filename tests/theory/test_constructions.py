@@ -48,11 +48,11 @@ def test_the_task_itself(task, texts):
 
 @pytest.mark.parametrize("sharpness", [1, 10, 100, 1000])
 def test_heads_are_within_their_bound(task, texts, sharpness):
-    found = OneHeadPerLookUp(task, sharpness).look_ups(texts)
+    soft = OneHeadPerLookUp(task, sharpness).look_ups(texts)
     exact = np.where(task.subsets, task.values(texts), np.inf).min(axis=-1)
     bounds = [lookup_error_bound(TOKENS, int(subset.sum()), sharpness) for subset in task.subsets]
-    assert (np.abs(found - exact) <= bounds).all()
-    assert (found[:, 2] >= exact[:, 2]).all(), "without tokens outside, a soft minimum is no less than the minimum"
+    assert (np.abs(soft - exact) <= bounds).all()
+    assert (soft[:, 2] >= exact[:, 2]).all(), "without tokens outside, a soft minimum is no less than the minimum"
 
 
 @pytest.mark.parametrize("error", [1.0, 0.1, 0.01])

@@ -67,8 +67,8 @@ def test_scores_of_the_notes():
     ids=["fixed head width", "fixed width", "three look-ups", "two layers"],
 )
 def test_dimensions_of_the_published_tables(errors, layers, bounds):
-    found = estimate_intrinsic_dimension(range(1, len(errors) + 1), errors, layers)
-    assert (found.at_least, found.at_most) == bounds
+    estimate = estimate_intrinsic_dimension(range(1, len(errors) + 1), errors, layers)
+    assert (estimate.at_least, estimate.at_most) == bounds
 
 
 def test_a_positive_score_alone_is_one_head_early():
@@ -77,14 +77,14 @@ def test_a_positive_score_alone_is_one_head_early():
 
 
 def test_a_coarse_grid_gives_a_range():
-    found = estimate_intrinsic_dimension([1, 3, 5], [FIXED_WIDTH[0], FIXED_WIDTH[2], FIXED_WIDTH[4]])
-    assert (found.at_least, found.at_most) == (4, 5)
+    estimate = estimate_intrinsic_dimension([1, 3, 5], [FIXED_WIDTH[0], FIXED_WIDTH[2], FIXED_WIDTH[4]])
+    assert (estimate.at_least, estimate.at_most) == (4, 5)
 
 
 def test_too_few_heads_give_no_upper_end():
-    found = estimate_intrinsic_dimension([1, 2, 3], FIXED_WIDTH[:3])
-    assert (found.at_least, found.at_most) == (4, None)
-    assert found.scores == (0.0, 0.0, 0.0)
+    estimate = estimate_intrinsic_dimension([1, 2, 3], FIXED_WIDTH[:3])
+    assert (estimate.at_least, estimate.at_most) == (4, None)
+    assert estimate.scores == (0.0, 0.0, 0.0)
 
 
 def test_errors_that_do_not_depend_on_length_need_no_more_heads():
@@ -123,6 +123,6 @@ def test_scaling_law_of_the_text_task():
 def test_a_law_is_found_again():
     law = ScalingLaw(0.3, 0.5, -1.2, 0.2)
     heads, tokens = np.meshgrid([1, 2, 3], [8, 32, 128])
-    found = fit_scaling_law(heads, tokens, law(heads, tokens), [0.1, 0.2, 0.3])
-    assert found.softening == 0.2
-    assert found(5, 1000) == pytest.approx(law(5, 1000))
+    law_fit = fit_scaling_law(heads, tokens, law(heads, tokens), [0.1, 0.2, 0.3])
+    assert law_fit.softening == 0.2
+    assert law_fit(5, 1000) == pytest.approx(law(5, 1000))

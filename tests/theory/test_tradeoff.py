@@ -50,9 +50,9 @@ def test_figure_1():
     ],
 )
 def test_table_of_the_notes(token_dim, strengths, groups, error):
-    found = allocate(256, token_dim, strengths)
-    assert list(found.groups) == groups
-    assert found.error == pytest.approx(error, abs=5e-4)
+    allocation = allocate(256, token_dim, strengths)
+    assert list(allocation.groups) == groups
+    assert allocation.error == pytest.approx(error, abs=5e-4)
 
 
 def every_allocation(width, lags):
@@ -71,25 +71,25 @@ def every_allocation(width, lags):
 )
 def test_nothing_beats_the_allocator(instance):
     width, token_dim, strengths = instance
-    found = allocate(width, token_dim, strengths)
+    allocation = allocate(width, token_dim, strengths)
     best = min(extraction_bound(groups, token_dim, strengths) for groups in every_allocation(width, len(strengths)))
-    assert found.error == pytest.approx(best, abs=1e-12)
-    assert extraction_bound(found.groups, token_dim, strengths) == pytest.approx(found.error, abs=1e-12)
-    assert sum(heads * head_dim for heads, head_dim in found.groups) <= width
+    assert allocation.error == pytest.approx(best, abs=1e-12)
+    assert extraction_bound(allocation.groups, token_dim, strengths) == pytest.approx(allocation.error, abs=1e-12)
+    assert sum(heads * head_dim for heads, head_dim in allocation.groups) <= width
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 10), st.lists(st.floats(0, 2), min_size=1, max_size=3))
 def test_nothing_beats_the_split_of_given_heads(heads, head_dim, token_dim, strengths):
-    found = split_heads(heads, head_dim, token_dim, strengths)
+    allocation = split_heads(heads, head_dim, token_dim, strengths)
     shares = itertools.product(range(heads + 1), repeat=len(strengths))
     best = min(
         extraction_bound([(count, head_dim) if count else GIVEN_UP for count in counts], token_dim, strengths)
         for counts in shares
         if sum(counts) <= heads
     )
-    assert found.error == pytest.approx(best, abs=1e-12)
-    assert extraction_bound(found.groups, token_dim, strengths) == pytest.approx(found.error, abs=1e-12)
-    assert sum(group.heads for group in found.groups) <= heads
+    assert allocation.error == pytest.approx(best, abs=1e-12)
+    assert extraction_bound(allocation.groups, token_dim, strengths) == pytest.approx(allocation.error, abs=1e-12)
+    assert sum(group.heads for group in allocation.groups) <= heads
 
 
 def test_heads_get_narrower_only_just_short_of_one_more():
@@ -100,8 +100,8 @@ def test_heads_get_narrower_only_just_short_of_one_more():
 def test_a_wide_layer_leaves_few_sizes_to_try():
     strengths = [0.97**lag for lag in range(64)]
     assert max(len(sizes) for sizes, _ in _options(8192, 128, strengths)) < 8192 / 20
-    found = allocate(8192, 128, strengths)
-    assert sum(heads * head_dim for heads, head_dim in found.groups) == 8192
+    allocation = allocate(8192, 128, strengths)
+    assert sum(heads * head_dim for heads, head_dim in allocation.groups) == 8192
 
 
 def test_lags_without_heads_cost_their_strength():

@@ -5,28 +5,28 @@ import torch
 
 from headwise.families.sites import sites_of
 from headwise.tracing.example import example_inputs
-from headwise.tracing.fisher import backward_from_own_output
-from headwise.tracing.gradient_checkpointing import checkpointed, frozen, tracked
+from headwise.tracing.fisher import backward_from_sampled_labels
+from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
 from tests.tiny import MODELS, tiny
 
 
 def gradients(model, inputs, through=None):
-    """Gradient of the model's loss against itself at the output of every attention, in order of sites."""
-    found = {}
+    """Gradient of the loss of sampled labels at the output of every attention, in order of sites."""
+    collected = {}
 
     def see(path, attention):
         if torch.is_grad_enabled() and attention.out_BTHV.requires_grad:
-            attention.out_BTHV.register_hook(lambda gradient: found.__setitem__(path, gradient))
+            attention.out_BTHV.register_hook(lambda gradient: collected.__setitem__(path, gradient))
 
     model.zero_grad()
     with watching(model, see):
         if through:
             with frozen(model), through(model):
-                backward_from_own_output(model(**inputs), seed=3)
+                backward_from_sampled_labels(model(**inputs), seed=3)
         else:
-            backward_from_own_output(model(**inputs), seed=3)
-    return found
+            backward_from_sampled_labels(model(**inputs), seed=3)
+    return collected
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -34,13 +34,14 @@ def test_gradients_are_those_of_a_plain_backward_pass(name):
     model = tiny(name)
     model.config.use_cache = False
     inputs = example_inputs(model, tokens=8)
-    asking = [parameter.requires_grad for parameter in model.parameters()]
-    plain, twice, once = (gradients(model, inputs, how) for how in (None, checkpointed, tracked))
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    contexts = (None, gradient_checkpointing, block_inputs_require_grad)
+    plain, twice, once = (gradients(model, inputs, through) for through in contexts)
     assert sorted(plain) == sorted(site.path for site in sites_of(model))
     for path, gradient in plain.items():
         assert torch.allclose(twice[path], gradient, atol=1e-5, rtol=1e-3), path
         assert torch.allclose(once[path], gradient, atol=1e-5, rtol=1e-3), path
-    assert [parameter.requires_grad for parameter in model.parameters()] == asking
+    assert [parameter.requires_grad for parameter in model.parameters()] == trainable
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -60,8 +61,8 @@ def test_watched_attention_explains_its_own_output(name):
     assert sorted(seen) == sorted(site.path for site in sites_of(model))
 
 
-def test_models_without_a_head_are_asked_for_their_hidden_state():
+def test_models_without_a_head_give_gradients_of_their_hidden_state():
     model = tiny("bert").base_model
     inputs = example_inputs(model, tokens=8)
-    found = gradients(model, inputs, checkpointed)
-    assert len(found) == 3 and all(gradient.abs().sum() > 0 for gradient in found.values())
+    by_path = gradients(model, inputs, gradient_checkpointing)
+    assert len(by_path) == 3 and all(gradient.abs().sum() > 0 for gradient in by_path.values())

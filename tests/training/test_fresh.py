@@ -119,17 +119,17 @@ def test_a_narrow_head_turns_and_scales_as_a_stock_head_of_its_width():
         )
         hidden, positions = torch.randn(2, 9, 32), torch.arange(9)[None]
         with torch.no_grad():
-            wanted = stock.model.layers[0](hidden, position_embeddings=stock.model.rotary_emb(hidden, positions))
+            expected = stock.model.layers[0](hidden, position_embeddings=stock.model.rotary_emb(hidden, positions))
             got = mixed.model.layers[index](hidden, position_embeddings=mixed.model.rotary_emb(hidden, positions))
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama by layer", "gpt2 by layer", "vit by layer"])
 def test_it_saves_and_comes_back(name, tmp_path):
     plan = plan_of(name)
     model = fresh_model(plan)
-    found = save_student(model, tmp_path / "model", plan=plan, source="")
-    assert found["missing"] == []
+    report = save_student(model, tmp_path / "model", plan=plan, source="")
+    assert report["missing"] == []
     assert hw.Plan.load(tmp_path / "model" / "plan.json") == plan
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reduced by headwise" not in card and "built from scratch" in card

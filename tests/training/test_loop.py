@@ -11,14 +11,14 @@ from accelerate import Accelerator
 from torch import nn
 
 from headwise.files.errors import Failed
-from headwise.training.loop import Schedule, fit, learning, optimizer_of, put_weights, trained_weights
+from headwise.training.loop import Schedule, fit, optimizer_of, put_weights, trainable_parameters, trained_weights
 from headwise.training.work import METRICS, Work
 from tests.commands import python, together
 
 
-def test_the_rate_warms_up_and_cools_down():
+def test_the_learning_rate_warms_up_and_cools_down():
     schedule = Schedule(steps=100, rate=2.0, every=10, tokens=1)
-    rates = [schedule.at(step) for step in range(100)]
+    rates = [schedule.learning_rate_at(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.4) and rates[4] == rates[5] == 2.0
     assert rates[5:] == sorted(rates[5:], reverse=True) and 0 < rates[-1] < 0.01
 
@@ -143,13 +143,13 @@ def test_weights_split_over_processes_are_saved_whole_and_come_back(tmp_path):
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     whole = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     fully_shard(model, mesh=mesh)
-    found = trained_weights(model)
+    weights = trained_weights(model)
     if dist.get_rank() == 0:
-        assert all(torch.equal(found[name], whole[name]) for name in whole), found
+        assert all(torch.equal(weights[name], whole[name]) for name in whole), weights
     put_weights(model, {name: tensor + 1 for name, tensor in whole.items()})
-    found = trained_weights(model)
+    weights = trained_weights(model)
     if dist.get_rank() == 0:
-        assert all(torch.equal(found[name], whole[name] + 1) for name in whole)
+        assert all(torch.equal(weights[name], whole[name] + 1) for name in whole)
         print("the same")
     dist.destroy_process_group()
     """
@@ -165,6 +165,6 @@ def test_tied_weights_are_kept_once_and_only_matrices_decay():
     assert list(kept) == ["0.weight", "1.weight", "1.bias"]
     put_weights(model, {name: tensor + 1 for name, tensor in kept.items()})
     assert model[2].weight is model[0].weight
-    adam = optimizer_of(learning(model), (), decay=0.1)
+    adam = optimizer_of(trainable_parameters(model), (), decay=0.1)
     decays = {parameter.ndim: group["weight_decay"] for group in adam.param_groups for parameter in group["params"]}
     assert decays == {2: 0.1, 1: 0.0}

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from headwise.checkpoints.tensor_files import open_tensors, read_tensors, write_tensors
 from headwise.files.errors import InputError
 from headwise.training.loop import fit
-from headwise.training.processes import NARROW, half_suits, in_half, join_processes
+from headwise.training.processes import NARROW, bf16_suits, join_processes, use_bf16
 from headwise.training.work import METRICS, Work
 from tests.training.test_loop import SCHEDULE, problem
 
@@ -27,12 +27,12 @@ def edit(path, change=lambda tensors: next(iter(tensors.values())).add_(1)):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_are_sealed_with_what_is_said_about_them(tmp_path, dtype):
+def test_tensors_are_sealed_with_their_facts(tmp_path, dtype):
     path, facts = tmp_path / "x.safetensors", {"inputs_hash": "a", "step": "3"}
     tensors = {"x": torch.ones(2, 3, dtype=dtype), "one": torch.tensor(1.0), "none": torch.empty(0, 4)}
     write_tensors(path, tensors, facts)
-    found = read_tensors(path, "a")
-    assert found[0] == facts and all(torch.equal(found[1][name], tensor) for name, tensor in tensors.items())
+    read_facts, read = read_tensors(path, "a")
+    assert read_facts == facts and all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
     assert read_tensors(path, "b") is None
     edit(path, lambda tensors: tensors["x"].zero_())
     assert read_tensors(path, "a") is None
@@ -109,11 +109,11 @@ def test_a_line_that_a_kill_has_torn_does_not_swallow_the_next(tmp_path):
 
 def test_precision_is_what_the_machine_is_and_no_stopwatch(monkeypatch):
     accelerator = join_processes()
-    assert in_half(accelerator, "bf16", 8) and not in_half(accelerator, "fp32", 4096)
+    assert use_bf16(accelerator, "bf16", 8) and not use_bf16(accelerator, "fp32", 4096)
     for native in (False, True):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        assert in_half(accelerator, "auto", NARROW) is native
-        assert not in_half(accelerator, "auto", NARROW - 1)
+        assert use_bf16(accelerator, "auto", NARROW) is native
+        assert not use_bf16(accelerator, "auto", NARROW - 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: not including_emulation)
-    assert half_suits(torch.device("cuda"), 8)
+    assert bf16_suits(torch.device("cuda"), 8)

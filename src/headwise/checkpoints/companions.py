@@ -1,4 +1,4 @@
-"""What is laid beside the weights of a new model: tokenizer and processor files of the old one, by known names only.
+"""Tokenizer and processor files copied beside the weights of a new model, by known names only.
 
 Only regular files are taken, never links, code or pickles, and no JSON goes along that names code.
 """
@@ -26,7 +26,7 @@ SETTINGS = (  # JSON that may name code, as those of the tokenizer may
     "video_preprocessor_config.json",
     "generation_config.json",
 )
-WORDS = (
+VOCABULARIES = (
     "tokenizer.json",
     "vocab.json",
     "vocab.txt",
@@ -49,7 +49,7 @@ OWN_MODULE, PLAIN = "sentence_transformers.", re.compile(r"\w*")
 
 
 def copy_companions(source: str, target: Path, *, pooling: bool = True, tokenizer: bool = True) -> list[str]:
-    """Copy what belongs to the model at ``source``, a folder or Hub id; sentences about what was left behind.
+    """Copy the companion files of the model at ``source``, a folder or Hub id; returns notes about files left out.
 
     Without ``pooling`` the files of sentence-transformers stay: another model may use the same tokenizer. Without
     ``tokenizer`` its files stay, because another one is there already.
@@ -58,12 +58,13 @@ def copy_companions(source: str, target: Path, *, pooling: bool = True, tokenize
     if not source or folder.is_file():
         return []
     if not folder.is_dir():
-        wanted = [*TOKENIZER, *SETTINGS, *WORDS, TEMPLATES, MODULES, *SENTENCES, *(f"*/{name}" for name in OF_MODULES)]
-        folder = Path(snapshot_download(source, allow_patterns=wanted))
+        modules = (f"*/{name}" for name in OF_MODULES)
+        patterns = [*TOKENIZER, *SETTINGS, *VOCABULARIES, TEMPLATES, MODULES, *SENTENCES, *modules]
+        folder = Path(snapshot_download(source, allow_patterns=patterns))
     copier = _Copier(folder, target)
     if tokenizer:
         templates = (str(path.relative_to(folder)) for path in sorted(folder.glob(TEMPLATES)))
-        copier.copy((*TOKENIZER, *WORDS, *templates))
+        copier.copy((*TOKENIZER, *VOCABULARIES, *templates))
     copier.copy(SETTINGS)
     if pooling:
         copier.copy_modules()
@@ -71,7 +72,7 @@ def copy_companions(source: str, target: Path, *, pooling: bool = True, tokenize
 
 
 class _Copier:
-    """Copies single files from one folder to another, and remembers what could not come along."""
+    """Copies single files from one folder to another, and notes those it leaves out."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.folder, self.target, self.notes = folder, target, list[str]()
@@ -85,7 +86,7 @@ class _Copier:
                 self.notes.append(f"{name} is a link and was not copied.")
                 continue
             content = None
-            if name not in WORDS and name.endswith(".json"):
+            if name not in VOCABULARIES and name.endswith(".json"):
                 content = self._read(path)
                 if content is None:
                     continue
@@ -125,7 +126,7 @@ class _Copier:
         )
 
     def _read(self, path: Path) -> Any:
-        """The JSON in ``path``; nothing where it cannot be read, and so nobody knows whether it names code."""
+        """The JSON in ``path``; None where it cannot be read: it might name code."""
         try:
             return parse_json(path.read_bytes(), path.name)
         except (InputError, OSError) as error:

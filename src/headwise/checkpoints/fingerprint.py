@@ -1,4 +1,4 @@
-"""What tells a model from any other of the same shape: a hash of its weights, and of the small files beside."""
+"""Fingerprints: a hash of a model's weights, and one of the small files beside them."""
 
 from __future__ import annotations
 

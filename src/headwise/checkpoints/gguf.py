@@ -82,8 +82,8 @@ def _model(reader: Any) -> LlamaForCausalLM:
 
 def _config(reader: Any) -> LlamaConfig:
     def field(name: str, default: Any = None) -> Any:
-        found = reader.fields.get(name)
-        return default if found is None else found.contents()
+        entry = reader.fields.get(name)
+        return default if entry is None else entry.contents()
 
     width, heads = field("llama.embedding_length"), field("llama.attention.head_count")
     return LlamaConfig(
@@ -113,5 +113,5 @@ def _name(gguf_name: str) -> str:
 
 
 def _unpermute(weight: Tensor, heads: int) -> Tensor:
-    """llama.cpp stores the two coordinates of a rotary pair side by side; transformers half a head apart."""
+    """llama.cpp stores the two coordinates of a RoPE pair side by side; transformers half a head apart."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

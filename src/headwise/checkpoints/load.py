@@ -22,8 +22,10 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader, read_json
+from headwise.records.settings import OpenConfig
 from headwise.records.shape import ModelShape
 from headwise.runtime import modeling_headwise
+from headwise.tracing.placement import place
 
 LONGEST_REASON = 300
 GENERATION = "generation_config.json"
@@ -69,14 +71,14 @@ def model_class(config: PreTrainedConfig, source: str) -> type[PreTrainedModel]:
             '"architectures".'
         )
     name = names[0]
-    room = modeling_headwise if name.startswith(modeling_headwise.PREFIX) else transformers
-    found = getattr(room, name, None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    module = modeling_headwise if name.startswith(modeling_headwise.PREFIX) else transformers
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise InputError(f"transformers {transformers.__version__} has no class {name}, which {source} asks for.")
-    base, own = base_type(config), getattr(stock_class(found).config_class, "model_type", "")
+    base, own = base_type(config), getattr(stock_class(cls).config_class, "model_type", "")
     if BY_MODEL_TYPE.get(own) is not family_of(base):  # others might do anything with this config
         raise InputError(f"The config of {source} is one of a {base} model and asks for a {name}.")
-    return found
+    return cls
 
 
 def open_shape(source: str) -> ModelShape:
@@ -97,8 +99,8 @@ def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrai
         raise InputError(f"No model can be built from this config: {_reason(error)}") from error
 
 
-def open_model(source: str) -> PreTrainedModel:
-    """A trained model, in its own dtype. Weights come from safetensors only."""
+def open_model(source: str, opening: OpenConfig | None = None) -> PreTrainedModel:
+    """A trained model, in its own dtype on the CPU unless ``opening`` says otherwise. Weights: safetensors only."""
     config = open_config(source)
     cls = model_class(config, source)
     folder = Path(source).expanduser()
@@ -127,7 +129,7 @@ def open_model(source: str) -> PreTrainedModel:
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights its config asks for, {missing[0]} among them.")
     check_finite(model, source)
-    return model.eval()
+    return model.eval() if opening is None else place(model.eval(), opening)
 
 
 def _suggest(config: PreTrainedConfig) -> str:
@@ -136,7 +138,7 @@ def _suggest(config: PreTrainedConfig) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of a library says, on one line; of a chain the first, which names the cause."""
+    """The message of a library's error on one line; of a chain the first, which names the cause."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     text = " ".join(str(error).split())

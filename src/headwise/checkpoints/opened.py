@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.load import open_model
 from headwise.files.errors import InputError
 from headwise.records.settings import Dtype
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LONGEST = 200  # characters of what a library says
+from headwise.tracing.placement import PRECISIONS, device_named
 
 
 def open(source: str | Path, device: str = "auto", dtype: Dtype = "auto") -> PreTrainedModel:
@@ -33,13 +30,7 @@ def placed(model: PreTrainedModel, device: str, dtype: Dtype) -> PreTrainedModel
     """``model`` itself, moved to where and turned into what these settings say."""
     if dtype != "auto" and dtype not in PRECISIONS:
         raise InputError(f"`dtype` must be auto, {', '.join(PRECISIONS)}, got {dtype!r}.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        model = cast(Any, model).to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:LONGEST]
-        raise InputError(f"The model cannot be moved to `device` {device!r}: {reason}") from error
+    model = cast(Any, model).to(device_named(device))
     for parameter in model.parameters() if dtype != "auto" else ():
         parameter.data = parameter.data.to(PRECISIONS[dtype])  # not buffers: RoPE frequencies want all their digits
     return model

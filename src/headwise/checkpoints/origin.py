@@ -43,7 +43,7 @@ def origin_of(model: PreTrainedModel) -> Origin | None:
     known = model.__dict__.get(REMEMBERED)
     if known is not None:
         return known
-    folder = Path(model.name_or_path).expanduser()
+    folder = Path(model.name_or_path or "").expanduser()
     if not model.name_or_path or not (folder / PLAN).is_file():
         return None
     return Origin(Plan.load(folder / PLAN), located(model.name_or_path))
@@ -64,7 +64,7 @@ def plan_of(model: PreTrainedModel) -> Plan:
     """The plan by which ``model`` was reduced or built, in memory or in the folder it was opened from.
 
     >>> small = hw.compress(model, plan, profile)
-    >>> [layer.v_dim for layer in hw.plan_of(small).layers] == [layer.v_dim for layer in hw.shape_of(small).layers]
+    >>> hw.shape_of(model).planned(hw.plan_of(small)) == hw.shape_of(small)
     True
     """
     return made_by_headwise(model).plan

@@ -1,4 +1,4 @@
-"""What lies in profile.safetensors: of each layer moments, bases and Fisher information; the inputs measured on."""
+"""The tensors of profile.safetensors: moments, bases and Fisher information of each layer, calibration inputs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def layer_kinds(layer: LayerShape) -> Kinds:
 
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
-    wanted = {f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()}
+    expected = {
+        f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()
+    }
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
-    check_tensors(measured, wanted, f"{path}")
+    check_tensors(measured, expected, f"{path}")
     for which in (INPUTS, HELD_OUT):
         batches: dict[str, set[str]] = {}
         for key in tensors:
@@ -55,7 +57,7 @@ def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, T
 
 
 def check_profile_inputs(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Raise where the inputs among the tensors of a profile are none that ``model`` takes."""
+    """Raise where the inputs among the tensors of a profile are not inputs of ``model``."""
     for which in (INPUTS, HELD_OUT):
         if any(key.startswith(which) for key in tensors):
             for batch in profiled_batches(tensors, which):
@@ -80,7 +82,7 @@ def profiled_batches(tensors: Mapping[str, Tensor], which: str = INPUTS) -> list
 
 
 def batch_tensors(batches: Sequence[Batch], which: str) -> dict[str, Tensor]:
-    """What `profiled_batches` reads."""
+    """The tensors that `profiled_batches` reads."""
     return {
         f"{which}{number}-{batch.kind}.{name}": tensor.contiguous()
         for number, batch in enumerate(batches)

@@ -17,18 +17,18 @@ from headwise.files.reading import parse_json
 from headwise.files.writing import replacing
 
 FACTS, SEAL = "facts", "sha256"
-Found = tuple[dict[str, str], dict[str, Tensor]]
+Contents = tuple[dict[str, str], dict[str, Tensor]]
 Kinds = Mapping[str, tuple[torch.dtype, Sequence[int]]]  # names, types and shapes
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all; ``facts`` hold an ``inputs_hash``: what it was made from."""
+    """Write a safetensors file whole or not at all; ``facts`` hold the ``inputs_hash`` of what it was computed from."""
     with replacing(path) as temporary:
-        told = json.dumps({**facts, SEAL: _seal(facts, tensors)})
-        save_file(tensors, temporary, {FACTS: told})  # one entry: several come out in another order every time
+        metadata = json.dumps({**facts, SEAL: _seal(facts, tensors)})
+        save_file(tensors, temporary, {FACTS: metadata})  # one entry: several come out in another order every time
 
 
-def open_tensors(path: Path, *, sealed: bool = False) -> Found:
+def open_tensors(path: Path, *, sealed: bool = False) -> Contents:
     """Facts and tensors of a file, or an `InputError` where it is damaged or was changed since it was written.
 
     Files of earlier versions have no seal and are taken as they are, unless only a ``sealed`` one will do.
@@ -47,42 +47,42 @@ def open_tensors(path: Path, *, sealed: bool = False) -> Found:
     return facts, tensors
 
 
-def read_tensors(path: Path, inputs_hash: str) -> Found | None:
+def read_tensors(path: Path, inputs_hash: str) -> Contents | None:
     """Facts and tensors; nothing where there is no file, or a damaged or changed one, or one of something else."""
     try:
-        found = open_tensors(path, sealed=True)
+        contents = open_tensors(path, sealed=True)
     except InputError:
         return None
-    return found if found[0].get("inputs_hash") == inputs_hash else None
+    return contents if contents[0].get("inputs_hash") == inputs_hash else None
 
 
-def check_tensors(tensors: Mapping[str, Tensor], wanted: Kinds, where: str) -> None:
-    """Raise where ``tensors`` are not exactly those ``wanted``, or hold what is no finite number."""
-    missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+def check_tensors(tensors: Mapping[str, Tensor], expected: Kinds, where: str) -> None:
+    """Raise where ``tensors`` are not exactly those ``expected``, or are not finite."""
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing:
         raise InputError(f"{where} lacks {len(missing)} tensors, {missing[0]} among them.")
     if extra:
         raise InputError(f"{where} holds {len(extra)} tensors that do not belong there, {extra[0]} among them.")
-    for name, (kind, shape) in wanted.items():
-        found = tensors[name]
-        if (found.dtype, tuple(found.shape)) != (kind, tuple(shape)):
+    for name, (kind, shape) in expected.items():
+        tensor = tensors[name]
+        if (tensor.dtype, tuple(tensor.shape)) != (kind, tuple(shape)):
             raise InputError(
-                f"{where}: expected {name} as {kind} of shape {tuple(shape)}, found {found.dtype} of "
-                f"{tuple(found.shape)}."
+                f"{where}: expected {name} as {kind} of shape {tuple(shape)}, found {tensor.dtype} of "
+                f"{tuple(tensor.shape)}."
             )
-        if found.is_floating_point() and not found.isfinite().all():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
             raise InputError(f"{where}: some numbers in {name} are NaN or infinite.")
 
 
 def _facts(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What a file says of its tensors; earlier versions wrote one entry for each fact."""
+    """The facts in the metadata of a file; earlier versions wrote one entry for each fact."""
     if FACTS not in metadata:
         return dict(metadata)
     try:
-        found = parse_json(metadata[FACTS].encode(), FACTS)
+        facts = parse_json(metadata[FACTS].encode(), FACTS)
     except InputError:
-        found = {}
-    return found if isinstance(found, dict) else {}
+        facts = {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _seal(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

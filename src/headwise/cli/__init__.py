@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated
 
@@ -12,12 +11,11 @@ from headwise import __version__
 from headwise.cli import compare, compress, cost, demo, design, evaluate, heal, inspect, papers, plan, run, train
 from headwise.cli.old_names import renamed
 from headwise.cli.options import command
-from headwise.cli.progress import notes
+from headwise.cli.progress import as_flags, notes
 from headwise.files.errors import Failed, InputError
 
 INTERRUPTED = 130
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-ARGUMENT = re.compile(r"`([a-z]\w*)`")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,11 +57,6 @@ def main() -> None:
         raise
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
-
-
-def as_flags(sentence: str) -> str:
-    """``sentence`` with the arguments it names, `keep_kv`, as a person types them here: --keep-kv."""
-    return ARGUMENT.sub(lambda match: f"--{match[1].replace('_', '-')}", sentence)
 
 
 def _check_arguments() -> None:

@@ -25,7 +25,7 @@ def cost(
         from headwise.report.costs import print_costs
         from headwise.steps.cost import report_cost
 
-    report: Any = report_cost(model, plan, config.context, config.batch, config.cache_dtype)
+    report: Any = report_cost(model, plan, config)
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=1))
     else:

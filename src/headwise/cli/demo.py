@@ -11,7 +11,8 @@ from headwise.cli.heavy import importing
 from headwise.cli.progress import announce
 from headwise.cli.run import whole_line
 from headwise.records.healing import HealConfig
-from headwise.records.settings import CostConfig
+from headwise.records.running import RunConfig
+from headwise.records.settings import CostConfig, EvaluateConfig, InspectConfig
 
 PROMPT = "The capital of France is Paris, and the capital of Germany is"
 
@@ -26,8 +27,12 @@ def demo() -> None:
     dense, folder = str(demo_model()), Path("headwise-demo")
     cost(dense, CostConfig())
     announce("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...")
-    quick = {"tokens": 2048, "lengths": (64, 128, 256, 512), "eval_tokens": 4096, "speed": False}
-    whole_line(dense, folder, None, False, healing=HealConfig(tokens=4096), **quick)
+    quick = RunConfig(
+        inspect=InspectConfig(tokens=2048, lengths=(64, 128, 256, 512)),
+        heal=HealConfig(tokens=4096),
+        evaluate=EvaluateConfig(tokens=4096, speed=False),
+    )
+    whole_line(dense, folder, None, quick)
     for name in (dense, str(folder / "model"), str(folder / "healed")):
         typer.echo(f"\n{Path(name).name}: {continue_text(name, PROMPT)}")
     typer.echo(

@@ -37,22 +37,18 @@ def evaluate(
     """Compare models: perplexity or agreement, KL, accuracy, parameters, cache of a real generation, speed."""
     with importing():
         from headwise.report.scores import markdown, print_scores
-        from headwise.steps.evaluate import evaluate as measure
+        from headwise.steps.evaluate import evaluate_folders
 
     with watched() as progress:
-        scores = measure(
+        scores = evaluate_folders(
             models,
             texts=text or (),
             inputs=inputs,
             labels=labels,
-            tokens=config.tokens,
-            context=config.context,
-            speed_at=config.speed_at,
-            speed=config.speed,
-            text_format=reading.text_format,
-            accept_text=reading.accept_text,
+            config=config,
+            reading=reading,
+            opening=opening,
             output=output,
-            trust_remote_code=opening.trust_remote_code,
             progress=progress,
         )
     notes(scores.notes)

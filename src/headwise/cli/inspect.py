@@ -27,24 +27,20 @@ def inspect(
     A rerun of the same command continues an unfinished measurement, or shows the finished one.
     """
     with importing():
+        from headwise.checkpoints.profiled import PROFILE
+        from headwise.pipelines.profile import PAGE, inspect_folder
         from headwise.report.profiles import print_profile
-        from headwise.steps.inspect import PAGE, PROFILE
-        from headwise.steps.inspect import inspect as measure
 
     folder = output or results_of(model)
     with watched() as progress:
-        profile = measure(
+        profile = inspect_folder(
             model,
             folder,
             texts=text or (),
             inputs=inputs,
-            tokens=config.tokens,
-            context=config.context,
-            lengths=config.lengths,
-            seed=config.seed,
-            text_format=reading.text_format,
-            accept_text=reading.accept_text,
-            trust_remote_code=opening.trust_remote_code,
+            config=config,
+            reading=reading,
+            opening=opening,
             progress=progress,
         )
     notes(profile.notes)

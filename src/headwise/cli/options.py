@@ -44,6 +44,20 @@ Tokenizer = Annotated[
 Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
+PANELS = {
+    "BudgetConfig": "Budget (one of these)",
+    "BoundConfig": "Bound on what is measured, instead of a budget",
+    "CacheConfig": "Counting the cache",
+    "OpenConfig": "Running the model",
+    "TrustConfig": "Running the model",
+    "ReadConfig": "Reading text",
+    "InspectConfig": "Measuring",
+    "PlanConfig": "Planning",
+    "CompressConfig": "Cutting",
+    "HealConfig": "Healing",
+    "EvaluateConfig": "Evaluating",
+    "TrainConfig": "Training",
+}
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on standard error but what went wrong.")]
 VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Log lines with times instead of a bar.")]
 
@@ -74,7 +88,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         shown = {_name(each.name, part): each for each in fields(settings) if "help" in each.metadata}
         groups[parameter.name] = (settings, part, shown)
         hints = get_type_hints(settings)
-        parameters += [_parameter(name, each, hints[each.name], part) for name, each in shown.items()]
+        parameters += [
+            _parameter(name, each, hints[each.name], part, PANELS.get(settings.__name__))
+            for name, each in shown.items()
+        ]
     for name, annotation in (("quiet", QUIET), ("verbose", VERBOSE)):
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation))
 
@@ -105,7 +122,7 @@ def _name(name: str, part: Part) -> str:
     return f"{part.name}_{name}" if part.name and name not in part.plain else name
 
 
-def _parameter(name: str, each: Field[Any], annotation: Any, part: Part) -> inspect.Parameter:
+def _parameter(name: str, each: Field[Any], annotation: Any, part: Part, panel: str | None) -> inspect.Parameter:
     """An option as Typer takes it; what has a grammar of its own is a word for Typer, see `_read`."""
     meta = each.metadata
     flags = tuple(_flag(flag, each.name, part) for flag in meta["flags"])
@@ -116,7 +133,8 @@ def _parameter(name: str, each: Field[Any], annotation: Any, part: Part) -> insp
             default = ",".join(f"{number:g}" for number in default)
         elif default not in (None, ...):
             default = str(default)
-    shown = typer.Option(*flags, help=meta["help"], metavar=meta.get("metavar", "N" if "read" in meta else None))
+    metavar = meta.get("metavar", "N" if "read" in meta else None)
+    shown = typer.Option(*flags, help=meta["help"], metavar=metavar, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, shown]
     )

@@ -13,7 +13,15 @@ from headwise.cli.options import AsJson
 from headwise.cli.progress import watched
 from headwise.files.errors import InputError
 from headwise.files.writing import check_file
-from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig, OpenConfig, PlanConfig, ReadConfig
+from headwise.records.settings import (
+    BoundConfig,
+    BudgetConfig,
+    CacheConfig,
+    InspectConfig,
+    OpenConfig,
+    PlanConfig,
+    ReadConfig,
+)
 
 
 def plan(
@@ -65,11 +73,10 @@ def plan(
                 file,
                 bound.nats or 0.0,
                 texts=() if _is_model(source) else text or (),
-                text_format=reading.text_format,
-                accept_text=reading.accept_text,
+                reading=reading,
+                opening=opening,
                 context=cache.cache_tokens,
                 dtype=cache.cache_dtype,
-                trust_remote_code=opening.trust_remote_code,
                 progress=progress,
                 **options,
             )
@@ -95,17 +102,16 @@ def _profile_of(source: str, text: list[str] | None, reading: ReadConfig, openin
     if path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"{source} holds no profile.json and no model.")
     with importing():
-        from headwise.steps.inspect import inspect as measure
+        from headwise.pipelines.profile import inspect_folder
     folder = Path(f"{results_of(source)}-statistics")
     with watched() as progress:
-        measure(
+        inspect_folder(
             source,
             folder,
             texts=text or (),
-            text_format=reading.text_format,
-            accept_text=reading.accept_text,
-            maps=False,
-            trust_remote_code=opening.trust_remote_code,
+            config=InspectConfig(maps=False),
+            reading=reading,
+            opening=opening,
             progress=progress,
         )
     return folder

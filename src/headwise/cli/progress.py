@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from headwise.files.progress import Progress, silent
 
 FIRST_LINE = 10.0  # seconds: quick work needs no log
 SECONDS_BETWEEN = 30.0  # lines of a log
+ARGUMENT = re.compile(r"`([a-z]\w*)`")
 _level = "normal"
 
 
@@ -22,11 +24,16 @@ def set_level(*, quiet: bool, verbose: bool) -> None:
     _level = "quiet" if quiet else "verbose" if verbose else "normal"
 
 
+def as_flags(sentence: str) -> str:
+    """``sentence`` with the arguments it names, `keep_kv`, as a person types them here: --keep-kv."""
+    return ARGUMENT.sub(lambda match: f"--{match[1].replace('_', '-')}", sentence)
+
+
 def notes(sentences: Iterable[str]) -> None:
     """What a person should know."""
     if _level != "quiet":
         for sentence in sentences:
-            typer.echo(f"headwise: {sentence}", err=True)
+            typer.echo(f"headwise: {as_flags(sentence)}", err=True)
 
 
 def announce(sentence: str) -> None:

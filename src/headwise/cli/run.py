@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,14 +13,26 @@ from headwise.cli.options import AsJson, Folder, Inputs, Model, Part, Text
 from headwise.cli.progress import notes, watched
 from headwise.records.budget import Budget
 from headwise.records.healing import HealConfig
-from headwise.records.settings import BudgetConfig, CacheConfig, EvaluateConfig, InspectConfig, OpenConfig, ReadConfig
+from headwise.records.running import RunConfig
+from headwise.records.settings import (
+    BudgetConfig,
+    CacheConfig,
+    CompressConfig,
+    EvaluateConfig,
+    InspectConfig,
+    OpenConfig,
+    PlanConfig,
+    ReadConfig,
+)
 
 
 def run(
     model: Model,
     budget: BudgetConfig,
     cache: CacheConfig,
-    config: InspectConfig,
+    measuring: InspectConfig,
+    planning: PlanConfig,
+    cutting: CompressConfig,
     healing: Annotated[HealConfig | None, Part("heal", ("precision",), needs="tokens", defaults={"tokens": 0})],
     evaluation: Annotated[EvaluateConfig, Part("eval", ("speed", "speed_at"))],
     reading: ReadConfig,
@@ -37,45 +49,58 @@ def run(
     """Inspect, plan, compress, heal and evaluate a model in one folder. A rerun goes on where the last one stopped.
 
     Without a budget 75% of the KV cache is kept, or of the attention parameters of models without a cache; without
-    --heal-tokens nothing is healed.
+    --heal-tokens nothing is healed; without --eval-context models are evaluated in windows of --context.
     """
-    from headwise.steps.plan import read_budget
+    from headwise.steps.plan import given_budget, read_layers
 
-    given = any(value is not None for value in (budget.keep_kv, budget.keep_attention_params, budget.fit))
-    limit = read_budget(budget, None, cache) if given or budget.kv_bytes_per_token is not None else None
+    limit = given_budget(budget, cache)
+    if planning.protect is not None:
+        read_layers(planning.protect)  # says what is wrong with it before anything is measured
     whole_line(
         model,
         output or results_of(model),
         limit,
-        as_json,
-        texts=text or (),
-        eval_texts=eval_text or (),
+        RunConfig(measuring, planning, cutting, healing, evaluation, reading, opening),
+        text=text or (),
+        eval_text=eval_text or (),
         inputs=inputs,
         eval_inputs=eval_inputs,
-        tokens=config.tokens,
-        context=config.context,
-        lengths=config.lengths,
-        seed=config.seed,
-        eval_tokens=evaluation.tokens,
-        speed=evaluation.speed,
-        healing=healing,
-        text_format=reading.text_format,
-        accept_text=reading.accept_text,
-        trust_remote_code=opening.trust_remote_code,
+        as_json=as_json,
     )
 
 
-def whole_line(model: str, folder: Path, budget: Budget | None, as_json: bool, **options: Any) -> None:
+def whole_line(
+    model: str,
+    folder: Path,
+    budget: Budget | None,
+    config: RunConfig,
+    *,
+    text: list[str] | tuple[()] = (),
+    eval_text: list[str] | tuple[()] = (),
+    inputs: Path | None = None,
+    eval_inputs: Path | None = None,
+    as_json: bool = False,
+) -> None:
     """Walk the whole line and print what came out."""
     with importing():
-        from headwise.pipelines.run import HEALED, MODEL, PLAN, SCORES
-        from headwise.pipelines.run import run as walk
+        from headwise.pipelines.profile import PAGE
+        from headwise.pipelines.run import HEALED, MODEL, PLAN, SCORES, run_folder
         from headwise.report.plans import print_plan
         from headwise.report.scores import print_scores
-        from headwise.steps.inspect import PAGE
 
     with watched() as progress:
-        profile, plan, scores = walk(model, folder, budget, command=typed(), progress=progress, **options)
+        profile, plan, scores = run_folder(
+            model,
+            folder,
+            budget,
+            texts=text,
+            eval_texts=eval_text,
+            inputs=inputs,
+            eval_inputs=eval_inputs,
+            config=config,
+            command=typed(),
+            progress=progress,
+        )
     notes((*profile.notes, *scores.notes))
     if as_json:
         typer.echo(scores.json())
@@ -83,5 +108,5 @@ def whole_line(model: str, folder: Path, budget: Budget | None, as_json: bool, *
     print_plan(plan, profile)
     typer.echo()
     print_scores(scores)
-    results = [PLAN, SCORES, MODEL, *([HEALED] if options.get("healing") else [])]
+    results = [PLAN, SCORES, MODEL, *([HEALED] if config.heal else [])]
     typer.echo("\n" + "\n".join(str(folder / name) for name in results) + f"\n{folder / PAGE}  <- open in a browser")

@@ -1,4 +1,4 @@
-"""What people bring besides text, checked and as tensors: arrays of a .npz file, pictures of a folder."""
+"""Inputs other than text as checked tensors: arrays of a .npz file, pictures of a folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     try:
         _check_size(path)
         with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
+            loaded = {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise InputError(f"There is no file or folder {path}.") from None
     except InputError:
         raise
     except Exception as error:  # zip files and NumPy's own headers are foreign input
         raise InputError(f"{path} is not a .npz file of plain arrays: {_reason(error)}") from error
-    return {name: _tensor(array, f"{path}: {name}") for name, array in found.items()}
+    return {name: as_tensor(array, f"{path}: {name}") for name, array in loaded.items()}
 
 
 def read_pictures(source: str, folder: Path, most: int, *, trust_remote_code: bool = False) -> dict[str, Tensor]:
@@ -41,16 +41,16 @@ def read_pictures(source: str, folder: Path, most: int, *, trust_remote_code: bo
     if not files:
         raise InputError(f"{folder} holds no pictures ({', '.join(PICTURES)}).")
     processor = open_image_processor(source, trust_remote_code=trust_remote_code)
-    seen = []
+    pixels = []
     for path in files:
         picture = _open_picture(path)
         try:
-            seen.append(processor(picture, return_tensors="pt")["pixel_values"].float())
+            pixels.append(processor(picture, return_tensors="pt")["pixel_values"].float())
         except Exception as error:  # a processor is what its config says, which is foreign
             raise InputError(f"The image processor of {source} cannot take {path}: {_reason(error)}") from error
-        if seen[-1].shape != seen[0].shape or not seen[-1].isfinite().all():
+        if pixels[-1].shape != pixels[0].shape or not pixels[-1].isfinite().all():
             raise InputError(f"The image processor of {source} makes no finite numbers of one size of {path}.")
-    return {"pixel_values": torch.cat(seen)}
+    return {"pixel_values": torch.cat(pixels)}
 
 
 def _open_picture(path: Path) -> Any:
@@ -83,7 +83,8 @@ def _check_size(path: Path) -> None:
         raise InputError(f"{path} holds {size / 1e9:,.0f} GB of arrays, and this machine has {memory / 1e9:,.0f} GB.")
 
 
-def _tensor(array: np.ndarray, where: str) -> Tensor:
+def as_tensor(array: np.ndarray, where: str) -> Tensor:
+    """Single-precision or whole numbers, all finite, out of an array of any numbers."""
     if array.dtype.kind not in NUMBERS or not array.ndim:
         what = "a single value" if not array.ndim else f"an array of {array.dtype}"
         raise InputError(f"{where}: expected an array of numbers, found {what}.")

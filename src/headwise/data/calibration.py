@@ -1,20 +1,18 @@
-"""What a model is measured on: text cut into windows, pictures, or ready-made inputs."""
+"""What a model is measured on: batches, and text cut into windows of tokens."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headwise.data.arrays import read_arrays, read_pictures
-from headwise.data.fitness import check_inputs, check_tokens
+from headwise.data.fitness import check_tokens
 from headwise.data.texts import Text
 from headwise.data.windows import CHARACTERS, SHORTEST, Tokens, Window, hold_out, in_order, spread, tokenise
 from headwise.families.sites import sites_of
@@ -29,8 +27,6 @@ FEWEST = 2  # windows of each text
 CHECKED = 0.25  # tokens to check predictions on, for each one that is measured on
 TOO_FEW = 0.9  # of the tokens that were asked for: fewer are worth a note
 TOKENS_AT_ONCE = 1024
-SPOKEN_TOKENS = 64  # that a speech model says itself where nobody gives it a transcript
-MOST_INPUTS = 8  # times the tokens asked for, where a stack sees few tokens of each input
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +91,26 @@ def text_calibration(
     notes = [note for part in read for note in part.warnings(accept=accept)]
     each = tokens // (FEWEST * len(read))  # tokens of a window, so that there are a few of each text
     window = min(longest, max(SHORTEST, each), *(_half(part) for part in read))
-    asked, (lengths, said) = lengths, _lengths(lengths, window, longest, read[0].name)
+    wished, (lengths, left_out) = lengths, _lengths(lengths, window, longest, read[0].name)
     causal = all(site.cache == "tokens" for site in sites_of(model))
     main: list[Batch] = []
     held: list[Batch] = []
     for part in read:
-        sizes = (window,) if causal or part.apart else lengths if asked else tuple(sorted({*lengths, window}))
+        sizes = (window,) if causal or part.apart else lengths if wished else tuple(sorted({*lengths, window}))
         for size in sizes:
             wanted = max(1, round(tokens / len(read) / len(sizes) / size))
             beside = max(1, round(CHECKED * wanted))
             mine, others = hold_out(spread(part, size, (wanted + beside) * size), beside / (wanted + beside))
             main += _batches(model, mine, lengths, causal, part.kind)
             held += _batches(model, others, lengths, causal, part.kind)
-    found = Calibration(tuple(main), ", ".join(part.name for part in read), [*notes, *said], tuple(held))
-    if found.tokens < TOO_FEW * tokens:
-        found.notes.append(f"{found.name} gives {found.tokens:,} tokens instead of {tokens:,}.")
+    calibration = Calibration(tuple(main), ", ".join(part.name for part in read), [*notes, *left_out], tuple(held))
+    if calibration.tokens < TOO_FEW * tokens:
+        calibration.notes.append(f"{calibration.name} gives {calibration.tokens:,} tokens instead of {tokens:,}.")
     if not held:
-        found.notes.append(f"{found.name} is too short to hold anything out: what is predicted is not checked.")
-    return found
+        calibration.notes.append(
+            f"{calibration.name} is too short to hold anything out: what is predicted is not checked."
+        )
+    return calibration
 
 
 def evaluation_windows(
@@ -154,78 +152,13 @@ def evaluation_windows(
     return Calibration(tuple(batches), ", ".join(text.name for text in texts), notes)
 
 
-def file_calibration(
-    model: PreTrainedModel, source: str, path: Path, tokens: int, *, trust_remote_code: bool = False
-) -> Calibration:
-    """Pictures of a folder, or the arrays of a .npz file, which carry the names of the model's inputs.
-
-    As many are used as give the stack that sees the fewest tokens of an input ``tokens`` in all, within reason; every
-    fifth of them is held out.
-    """
-    if path.is_dir():
-        most = MOST_INPUTS * tokens
-        arrays = read_pictures(source, path, most, trust_remote_code=trust_remote_code)
-    else:
-        arrays = read_arrays(path)
-    name = model.main_input_name
-    if name not in arrays:
-        raise InputError(f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; {source} needs an array {name!r}.")
-    if not len(arrays[name]):
-        raise InputError(f"{path} holds no {name}.")
-    check_inputs(model, arrays, str(path))
-    arrays = {key: array.to(model.dtype) if array.is_floating_point() else array for key, array in arrays.items()}
-    one = _tokens_of(model, {key: array[:1] for key, array in arrays.items()})
-    fewest = min(one, _spoken(model, arrays)) if model.config.is_encoder_decoder else one
-    wanted = min(-(-tokens // fewest), MOST_INPUTS * -(-tokens // one))
-    used = min(len(arrays[name]), max(1, round((1 + CHECKED) * wanted)))
-    every = round(1 + 1 / CHECKED)
-    held = [number for number in range(used) if number % every == every - 1] or ([used - 1] if used > 1 else [])
-    main = [number for number in range(used) if number not in set(held)]
-    found = Calibration(
-        tuple(_input_batches(model, arrays, main, one, path)),
-        str(path),
-        held_out=tuple(_input_batches(model, arrays, held, one, path)),
-    )
-    if len(main) < wanted:
-        found.notes.append(f"{path} gives {len(main) * fewest:,} tokens instead of {tokens:,}.")
-    if not held:
-        found.notes.append(f"{path} holds a single input: what is predicted is not checked.")
-    return found
-
-
-def _input_batches(
-    model: PreTrainedModel, arrays: dict[str, Tensor], numbers: Sequence[int], one: int, path: Path
-) -> Generator[Batch, None, None]:
-    speaks = model.config.is_encoder_decoder and "decoder_input_ids" not in arrays  # one by one, of any length
-    step = 1 if speaks else max(1, TOKENS_AT_ONCE // one)
-    for some in torch.tensor(numbers, dtype=torch.long).split(step) if numbers else ():
-        inputs = {key: array[some] for key, array in arrays.items()}
-        if speaks:
-            inputs["decoder_input_ids"] = _own_words(model, inputs[model.main_input_name], path)
-        yield Batch(inputs, one * len(some), ())
-
-
-def _spoken(model: PreTrainedModel, arrays: dict[str, Tensor]) -> int:
-    """About how many tokens the decoder sees of one input."""
-    ids = arrays.get("decoder_input_ids")
-    return SPOKEN_TOKENS // 2 if ids is None else ids.shape[1]
-
-
 def check_reads_text(model: PreTrainedModel, source: str) -> None:
     """Raise where a model does not read text."""
     if model.main_input_name != "input_ids":
         kind = "pictures" if model.main_input_name == "pixel_values" else model.main_input_name
-        raise InputError(f"{source} reads {kind}, not text: give --inputs with a folder of pictures or a .npz file.")
-
-
-def _own_words(model: PreTrainedModel, sound: Tensor, path: Path) -> Tensor:
-    """What a speech model says to ``sound``, from its start token on, where nobody gives it a transcript."""
-    if not hasattr(model, "generate"):
-        raise InputError(f"{path} holds no decoder_input_ids, and a model without a head cannot say them itself.")
-    said = min(SPOKEN_TOKENS, cast(int, model.config.max_target_positions) - 2)
-    ids = cast(Any, model).generate(sound, max_new_tokens=said, do_sample=False)
-    start = model.config.decoder_start_token_id
-    return ids if ids[0, 0] == start else torch.cat((torch.tensor([[start]]), ids), dim=1)
+        raise InputError(
+            f"{source} reads {kind}, not text: give `inputs`, a folder of pictures, a .npz file or batches."
+        )
 
 
 def _window(shape: ModelShape, context: int | None) -> int:
@@ -244,14 +177,14 @@ def _window(shape: ModelShape, context: int | None) -> int:
     return window
 
 
-def _lengths(asked: tuple[int, ...] | None, window: int, longest: int, name: str) -> tuple[tuple[int, ...], list[str]]:
+def _lengths(wished: tuple[int, ...] | None, window: int, longest: int, name: str) -> tuple[tuple[int, ...], list[str]]:
     """The lengths at which maps are looked at, as far as the windows go, and what is left out."""
-    lengths = sorted(set(asked or DEFAULT_LENGTHS))
+    lengths = sorted(set(wished or DEFAULT_LENGTHS))
     if lengths[0] < SHORTEST:
         raise InputError(f"A length of {lengths[0]} is too short to measure; the shortest is {SHORTEST}.")
     if lengths[-1] > LONGEST:
         raise InputError(f"A length of {lengths[-1]:,} is asked for; attention maps are looked at up to {LONGEST:,}.")
-    if asked and lengths[-1] > longest:
+    if wished and lengths[-1] > longest:
         raise InputError(
             f"A length of {lengths[-1]:,} is asked for, but the windows of this model have {longest:,} tokens."
         )
@@ -306,24 +239,3 @@ def _beginning(text: Text, tokens: int) -> tuple[str, ...]:
 def _one_by_one(model: PreTrainedModel) -> bool:
     """Decoders that classify sequences find the end of one by its padding, and some have none."""
     return type(model).__name__.endswith("ForSequenceClassification") and model.config.pad_token_id is None
-
-
-def _tokens_of(model: PreTrainedModel, one: dict[str, Tensor]) -> int:
-    """Tokens the (first) attention stack makes of one input; raises where it makes none."""
-    seen: list[int] = []
-    block = sites_of(model)[0].block
-    handle = block.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
-        with_kwargs=True,
-    )
-    inputs = dict(one)
-    if model.config.is_encoder_decoder:
-        inputs.setdefault("decoder_input_ids", torch.zeros(1, 1, dtype=torch.long))
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    except Exception as error:
-        raise InputError(f"The model does not take these inputs: {' '.join(str(error).split())[:200]}") from error
-    finally:
-        handle.remove()
-    return seen[0]

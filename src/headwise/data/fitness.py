@@ -1,4 +1,4 @@
-"""What must be right before a model is run: its config is no nonsense, its weights are finite, it takes its inputs."""
+"""Checks before a model is run: plausible config, finite weights, inputs that it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.families.shapes import rotary_width
 from headwise.files.errors import InputError
 
 MOST_LAYERS, MOST = 2000, 2**40  # of any number in a config
-LONGEST = 200  # characters of what a library says
+LONGEST = 200  # characters of a library's message
 PAIRS = "rope_pairs"  # of a reduced layer
 TOKEN = "_token_id"
 TOKENS = ("input_ids", "decoder_input_ids")
@@ -54,19 +54,21 @@ def check_settings(model: PreTrainedModel, source: str) -> None:
     try:
         cast(Any, getattr(model, "generation_config", None) or GenerationConfig()).validate(strict=True)
     except ValueError as error:
-        said = " ".join(str(error).split())[:LONGEST]
-        raise InputError(f"{source} cannot be saved again, mend its generation_config.json: {said}") from None
+        reason = " ".join(str(error).split())[:LONGEST]
+        raise InputError(f"{source} cannot be saved again, mend its generation_config.json: {reason}") from None
 
 
 def check_tokens(model: PreTrainedModel, ids: Tensor, where: str) -> None:
     """Raise where ``ids`` are not all tokens that ``model`` has."""
-    words = model.get_input_embeddings()
-    if not ids.numel() or not isinstance(words, nn.Embedding):
+    embedding = model.get_input_embeddings()
+    if not ids.numel() or not isinstance(embedding, nn.Embedding):
         return
     low, high = (int(bound) for bound in ids.aminmax())
-    if low < 0 or high >= words.num_embeddings:
+    if low < 0 or high >= embedding.num_embeddings:
         wrong = low if low < 0 else high
-        raise InputError(f"{where} gives the token {wrong}, and the model knows only 0 to {words.num_embeddings - 1}.")
+        raise InputError(
+            f"{where} gives the token {wrong}, and the model knows only 0 to {embedding.num_embeddings - 1}."
+        )
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor], where: str) -> None:
@@ -85,9 +87,9 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor], where: st
 
 
 def _check_input(model: PreTrainedModel, name: str, tensor: Tensor, where: str) -> None:
-    wanted = "floating-point" if name in MEASURED else "whole"
+    kind = "floating-point" if name in MEASURED else "whole"
     if not tensor.ndim or tensor.is_floating_point() != (name in MEASURED):
-        raise InputError(f"{where}: expected an array of {wanted} numbers.")
+        raise InputError(f"{where}: expected an array of {kind} numbers.")
     if name in MEASURED and not _finite(tensor):
         raise InputError(f"{where}: some numbers are NaN or infinite.")
     if name in TOKENS:
@@ -102,5 +104,5 @@ def _check_input(model: PreTrainedModel, name: str, tensor: Tensor, where: str) 
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite; the extremes tell, and nothing of the size of ``tensor`` is made."""
+    """Whether all numbers are finite; from the extremes, without a copy of the size of ``tensor``."""
     return bool(torch.stack(tensor.aminmax()).isfinite().all()) if tensor.numel() else True

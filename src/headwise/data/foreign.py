@@ -1,4 +1,4 @@
-"""What a model folder of strangers may not do: run code, fetch kernels, lead out of itself."""
+"""Checks of untrusted model folders: no code is run, no kernels are fetched, no links lead out."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def find_file(source: str, name: str) -> Path | None:
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
     try:
-        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError as error:
         raise InputError(f"{name} of {source} cannot be fetched: {' '.join(str(error).split())[:200]}") from error
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -59,8 +59,8 @@ def check_config(config: Any, source: str) -> None:
         for name in CODE:
             fields.pop(name, None)
         for name in ATTENTION:
-            asked = fields.get(name)
-            for each in asked.values() if isinstance(asked, dict) else (asked,):
+            backend = fields.get(name)
+            for each in backend.values() if isinstance(backend, dict) else (backend,):
                 if each is not None and str(each).removeprefix(PAGED) not in shipped:
                     raise InputError(
                         f"The config of {source} asks for attention by {each!r}, which is not part of transformers; "

@@ -1,4 +1,4 @@
-"""What stands between raw data and a model: its tokenizer, its image processor.
+"""Tokenizers and image processors of models.
 
 They are opened here and nowhere else: some bring code of their own, which runs only if the caller trusts it.
 """
@@ -14,7 +14,7 @@ from headwise.data.foreign import find_file
 from headwise.files.errors import InputError
 from headwise.files.reading import read_json
 
-WORDS = (
+VOCABULARIES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -31,9 +31,10 @@ IMAGES = ("preprocessor_config.json", ("AutoImageProcessor", "AutoFeatureExtract
 def open_tokenizer(source: str, *, trust_remote_code: bool = False, gguf_file: str | None = None) -> Any:
     """The tokenizer of a model (folder, Hub id, or GGUF file in a folder), or an `InputError`."""
     folder = Path(source).expanduser()
-    if gguf_file is None and folder.is_dir() and not any((folder / name).exists() for name in WORDS):
+    if gguf_file is None and folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(
-            f"{source} has no tokenizer ({WORDS[0]} or the like): put the model's own there, or give ready-made inputs."
+            f"{source} has no tokenizer ({VOCABULARIES[0]} or the like): put the model's own there, or give "
+            "inputs as arrays."
         )
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = _open(AutoTokenizer, "tokenizer", *TOKENIZER, source, trust_remote_code, options)
@@ -67,7 +68,7 @@ def _open(
     code = None if trusted else _code(source, file, keys)
     if code is not None:
         raise InputError(
-            f"The {what} of {source} would run code of its own, {code}: read it, and say --trust-remote-code if you "
+            f"The {what} of {source} would run code of its own, {code}: read it, and say `trust_remote_code` if you "
             "trust it."
         )
     try:
@@ -77,7 +78,7 @@ def _open(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         if not trusted and "trust_remote_code" in str(error):
-            reason = "it brings code of its own, which only runs with --trust-remote-code."
+            reason = "it brings code of its own, which only runs with `trust_remote_code`."
         raise InputError(f"The {what} of {source} cannot be opened: {reason}") from error
 
 
@@ -88,9 +89,9 @@ def _code(source: str, file: str, keys: tuple[str, ...]) -> str | None:
         named = None if path is None else read_json(path).get("auto_map")
     except InputError:
         return None  # whoever opens it says what is wrong with it
-    found = [named.get(key) for key in keys] if isinstance(named, dict) else [named]
-    flat = [name for each in found for name in (each if isinstance(each, list) else [each]) if name is not None]
-    if not flat:
+    references = [named.get(key) for key in keys] if isinstance(named, dict) else [named]
+    names = [name for each in references for name in (each if isinstance(each, list) else [each]) if name is not None]
+    if not names:
         return None
-    module, _, name = str(flat[-1]).rpartition(".")
+    module, _, name = str(names[-1]).rpartition(".")
     return f"{module}.py ({name})"

@@ -1,4 +1,4 @@
-"""From text to windows of tokens: spread over all of it, some to measure on, some held out to check on."""
+"""From text to windows of tokens: spread over all of it, some for calibration, some held out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headwise.data.processors import encode
 from headwise.data.texts import Text
 from headwise.files.errors import InputError
 
-CHARACTERS = 16  # of text for each token that is wanted; more of it is not read into tokens
-WARN, REFUSE = 0.02, 0.20  # of the tokens that say nothing
+CHARACTERS = 16  # of text for each token that is needed; more of it is not tokenised
+WARN, REFUSE = 0.02, 0.20  # share of unknown, padding or repeated tokens
 RUN = 3  # of one token in a row; more of them are counted as repeated
 SHORTEST = 8
 
@@ -35,7 +35,7 @@ class Tokens:
     after: list[int]
     apart: bool
     starts: bool
-    empty: dict[str, float]  # shares of the tokens that say nothing, by what they are
+    empty: dict[str, float]  # shares of unknown, padding and repeated tokens
 
     @property
     def count(self) -> int:
@@ -48,14 +48,14 @@ class Tokens:
         return len(self.before) + len(self.after)
 
     def warnings(self, *, accept: bool = False) -> list[str]:
-        """What a person should know of tokens that say nothing; too many of them are refused unless ``accept``."""
+        """Notes about unknown, padding and repeated tokens; too many of them are refused unless ``accept``."""
         notes = []
         for what, share in self.empty.items():
             sentence = f"{share:.0%} of the tokens of {self.name} are {what}"
             if share > REFUSE and not accept:
                 raise InputError(
-                    f"{sentence}: this is not what the model reads. Give text of its own kind with --text, or "
-                    "--accept-text if it is."
+                    f"{sentence}: this is not what the model reads. Give text of its own kind, or say `accept_text` "
+                    "if it is."
                 )
             if share > WARN:
                 notes.append(f"{sentence}: what is measured on them says little of the model's own text.")
@@ -63,7 +63,7 @@ class Tokens:
 
 
 def has_chat(tokenizer: Any) -> bool:
-    """Whether a tokenizer knows how dialogues are put to its model."""
+    """Whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
@@ -83,23 +83,23 @@ def tokenise(tokenizer: Any, text: Text, most: int, source: str) -> Tokens:
     if not rows:
         raise InputError(
             f"The tokenizer of {source} makes no tokens of {text.name}: it is empty or not the model's own. "
-            "Ready-made inputs can be given with --inputs."
+            "Inputs can also be given as arrays, as `inputs`."
         )
     empty = _empty(tokenizer, rows)
     return Tokens(text.name, text.kind, rows, before, after, text.apart, text.kind == "chat", empty)
 
 
-def spread(tokens: Tokens, length: int, wanted: int) -> list[Window]:
-    """Disjoint windows of ``length``, evenly from all over the text, which hold about ``wanted`` tokens together."""
+def spread(tokens: Tokens, length: int, total: int) -> list[Window]:
+    """Disjoint windows of ``length``, evenly from all over the text, which hold about ``total`` tokens together."""
     if not (tokens.apart or tokens.starts):
         (row,) = tokens.rows
         inside = length - tokens.around
-        count = max(1, min(wanted // length, len(row) // inside))
+        count = max(1, min(total // length, len(row) // inside))
         starts = np.linspace(0, max(0, len(row) - inside), count).round().astype(int)
         return [_framed(tokens, row[start : start + inside]) for start in starts]
     every = in_order(tokens, length)
     mean = sum(map(len, every)) / max(1, len(every))
-    count = max(1, min(len(every), round(wanted / mean))) if every else 0
+    count = max(1, min(len(every), round(total / mean))) if every else 0
     return [every[place] for place in np.linspace(0, len(every) - 1, count).round().astype(int)]
 
 
@@ -120,7 +120,7 @@ def in_order(tokens: Tokens, length: int) -> list[Window]:
 
 
 def hold_out(windows: Sequence[Window], share: float) -> tuple[list[Window], list[Window]]:
-    """``windows`` to measure on and, evenly from between them, a ``share`` to check on: at least one of two."""
+    """``windows`` for calibration and, evenly from between them, a held-out ``share``: at least one of two."""
     count = len(windows)
     held = min(max(1, round(share * count)), count - 1) if count > 1 else 0
     places = set(np.linspace(0, count - 1, held + 2)[1:-1].round().astype(int).tolist())
@@ -169,8 +169,8 @@ def _empty(tokenizer: Any, rows: list[list[int]]) -> dict[str, float]:
 
 def _thinned(text: str, tokens: int) -> str:
     """A text much longer than needed cut down to pieces from all over it."""
-    wanted = CHARACTERS * tokens
-    if len(text) <= 4 * wanted:
+    needed = CHARACTERS * tokens
+    if len(text) <= 4 * needed:
         return text
-    starts = np.linspace(0, len(text) - wanted // 16, 16).astype(int)
-    return "\n".join(text[start : start + wanted // 16] for start in starts)
+    starts = np.linspace(0, len(text) - needed // 16, 16).astype(int)
+    return "\n".join(text[start : start + needed // 16] for start in starts)

@@ -1,4 +1,4 @@
-"""Where rotary pairs and free coordinates stand in the queries and keys that an attention layer really compares."""
+"""Where RoPE pairs and free coordinates stand in the queries and keys that enter an attention's logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduced models among the others: the classes they belong to, and what their configs say of their layers."""
+"""Reduced models: their stock and per-layer classes, and a check of what their configs state about layers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def stock_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return next(c for c in classes if issubclass(c, PreTrainedModel))
 
 
-def own_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The per-layer class that ``model`` becomes."""
+def per_layer_class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The per-layer class of headwise for ``model``."""
     name = stock_class_of(model).__name__
     references = auto_map(base_type(model.config), stock_class_of(model)).values()
     if not any(reference == f"{MODELING_FILE}.{modeling_headwise.PREFIX}{name}" for reference in references):
-        raise InputError(f"No auto class of transformers opens {name}, so none could open its student.")
+        raise InputError(f"No auto class of transformers opens {name}, so none could open its reduced form.")
     return getattr(modeling_headwise, modeling_headwise.PREFIX + name)
 
 
@@ -49,7 +49,7 @@ def auto_map(base: str, stock: type) -> dict[str, str]:
 
 
 def check_layers(entry: Reader) -> None:
-    """Raise where what a config says of its reduced layers is not what `headwise.reduction.config` writes."""
+    """Raise where the reduced layers in a config are not as `headwise.reduction.config` writes them."""
     entry.text("base")
     layers = entry.rows("layers")
     for layer in layers:

@@ -42,7 +42,7 @@ class Site:
 
     @property
     def reduced(self) -> bool:
-        """Whether this is an attention of headwise's own (then q, k and v are never fused)."""
+        """Whether this is a reduced attention of headwise (then q, k and v are never fused)."""
         return isinstance(self.module, ReducedAttention)
 
     @property
@@ -75,9 +75,9 @@ def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[S
     try:
         blocks = cast(nn.ModuleList, model.base_model.get_submodule(stack.blocks))
     except AttributeError:
-        known = f"{stack.blocks!r}, where headwise looks for the attention of {family.name} models"
-        raise InputError(f"{type(model).__name__} has no {known}.") from None
-    own = stack.norms if stack.norms_if is None or getattr(model.config, stack.norms_if) else ()
+        place = f"{stack.blocks!r}, where headwise looks for the attention of {family.name} models"
+        raise InputError(f"{type(model).__name__} has no {place}.") from None
+    norms = stack.norms if stack.norms_if is None or getattr(model.config, stack.norms_if) else ()
     decoder = stack.cache == "none" and len(family.stacks) == 1 and getattr(model.config, "is_decoder", False)
     sites = []
     for index, block in enumerate(blocks):
@@ -91,7 +91,7 @@ def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[S
                 module=block.get_submodule(stack.attention),
                 out=_optional(block, stack.out),
                 cache="tokens" if decoder else stack.cache,
-                norm_paths=tuple(f"{path}.{name}" for name in own),
+                norm_paths=tuple(f"{path}.{name}" for name in norms),
             )
         )
     return sites

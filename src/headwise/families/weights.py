@@ -1,6 +1,6 @@
 """Attention weights of any family in one neutral view, and back.
 
-Letters: D width, H query heads, G key/value heads, K query/key width, V value width, P rotary pairs.
+Shape letters as in `headwise.linalg`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AttentionWeights:
 
 
 def read_attention(site: Site, rotary: int) -> AttentionWeights:
-    """The weights of ``site`` as views where the layout allows it; ``rotary`` coordinates of a head are turned.
+    """The weights of ``site`` as views where the layout allows it; RoPE turns ``rotary`` coordinates of a head.
 
     >>> site, layer = hw.sites_of(model)[0], hw.shape_of(model).layers[0]
     >>> tuple(hw.read_attention(site, layer.rotary).w_q_HKD.shape)
@@ -95,16 +95,16 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
 
 
 def balanced(weights: AttentionWeights) -> AttentionWeights:
-    """The same attention, each coordinate of its values as large in the value matrix as in the output matrix.
+    """The same attention with equal norms of each value coordinate in the value and the output matrix.
 
-    A cut leaves values and outputs at any scale; an optimizer that moves every weight by as much would ruin the
-    smaller ones first.
+    A reduction leaves the two at any scale; an optimizer that moves every weight by as much would ruin the smaller
+    ones first.
     """
     w_v, w_o = weights.w_v_GVD, weights.w_o_HVD
-    read_GV = w_o.unflatten(0, (len(w_v), -1)).square().sum(-1).mean(1).sqrt()
-    given_GV = w_v.square().sum(-1).sqrt()
-    known = (read_GV > 0) & (given_GV > 0)
-    factor_GV = torch.where(known, (read_GV / given_GV.clamp(min=torch.finfo(w_v.dtype).tiny)).sqrt(), 1.0)
+    out_norm_GV = w_o.unflatten(0, (len(w_v), -1)).square().sum(-1).mean(1).sqrt()
+    value_norm_GV = w_v.square().sum(-1).sqrt()
+    nonzero = (out_norm_GV > 0) & (value_norm_GV > 0)
+    factor_GV = torch.where(nonzero, (out_norm_GV / value_norm_GV.clamp(min=torch.finfo(w_v.dtype).tiny)).sqrt(), 1.0)
     factor_HV = factor_GV.repeat_interleave(len(w_o) // len(w_v), dim=0)
     return replace(
         weights,

@@ -1,4 +1,4 @@
-"""Hashes of what files hold, so that a change behind a command's back is noticed."""
+"""Hashes of file contents, by which changed inputs and outputs are noticed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def contents_of(path: Path) -> dict[str, str]:
     """
     if not path.is_dir():
         return {path.name: sha256_of(path)} if path.exists() else {}
-    found = {}
+    hashes = {}
     for each in sorted(path.rglob("*")):
         inside = each.relative_to(path.parent)
         if each.is_file() and not any(part.startswith(".") for part in inside.parts[1:]):
-            found[inside.as_posix()] = sha256_of(each)
-    return found
+            hashes[inside.as_posix()] = sha256_of(each)
+    return hashes

@@ -1,4 +1,4 @@
-"""The exceptions that are for the user: the input is wrong, or the work failed; the sentence says how."""
+"""The exceptions that are for the user: wrong input, or work that failed; each is one sentence."""
 
 
 class InputError(ValueError):

@@ -1,4 +1,4 @@
-"""One writer at a time: a folder that is being written is locked, and who comes second is told who is at work."""
+"""One writer at a time: a folder that is being written is locked, and an error names the process that holds it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _held: ContextVar[frozenset[Path]] = ContextVar("folders this thread has locked"
 def locked(folder: Path, what: str) -> Generator[None, None, None]:
     """Keep all others from writing ``folder`` until the block ends; `InputError` where somebody is at it already.
 
-    ``what`` is told to those who come second. Steps that use other steps may lock a folder twice. Of the processes that
-    ``torchrun`` starts the first takes the lock for all. A process that ends, however it ends, loses its locks.
+    ``what`` stands in the error of those who come second. Steps that use other steps may lock a folder twice. Of the
+    processes that ``torchrun`` starts the first takes the lock for all. A process that ends loses its locks.
     """
     folder = folder.resolve()
     if folder in _held.get() or not _first_process():
         yield
         return
     check_writable(folder / "file" if folder.is_dir() else folder)
-    made = [parent for parent in folder.parents if not parent.exists()]
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside the folder, which may have to be absent or empty; inside only where nothing can be written beside it.
     beside = not folder.is_dir() or os.access(folder.parent, os.W_OK | os.X_OK)
@@ -58,7 +58,7 @@ def locked(folder: Path, what: str) -> Generator[None, None, None]:
                 path.unlink()  # while it is still ours: nobody else's can be meant
             os.close(descriptor)
     finally:
-        for parent in made:
+        for parent in new_parents:
             with suppress(OSError):
                 parent.rmdir()
 

@@ -1,4 +1,4 @@
-"""JSON read strictly: types, ranges, lengths, finite numbers, with errors that say what was expected and found.
+"""JSON read strictly: types, ranges, lengths, finite numbers, with errors that name what is expected and what is there.
 
 Everything headwise reads as JSON comes through here, its own records and the configs of others.
 """
@@ -30,9 +30,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_record(path: Path, kind: str, version: int) -> Reader:
     """The fields of a record of ``kind``, no newer than ``version``."""
     content = read_json(path)
-    found = content.get("headwise")
-    if found != kind:
-        was = f"a headwise {found}" if isinstance(found, str) else "some other JSON file"
+    actual = content.get("headwise")
+    if actual != kind:
+        was = f"a headwise {actual}" if isinstance(actual, str) else "some other JSON file"
         raise InputError(f"{path}: expected a headwise {kind}, found {was}.")
     written = content.get("version")
     if not isinstance(written, int) or written < 1:
@@ -47,13 +47,13 @@ def read_record(path: Path, kind: str, version: int) -> Reader:
 def read_lines(path: Path) -> list[Reader]:
     """The JSON objects of a file that grows line by line; a last line that a kill has cut short is left out."""
     *whole, _ = _read(path).split(b"\n")
-    found = [
+    lines = [
         Reader(parse_json(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(whole, start=1)
     ]
-    for line in found:
+    for line in lines:
         if not isinstance(line.content, dict):
             raise line.error("expected a JSON object")
-    return found
+    return lines
 
 
 class Reader:
@@ -108,8 +108,8 @@ class Reader:
         """
         level = [self.content]
         for depth, length in enumerate(lengths):
-            found = {len(item) if type(item) is list else None for item in level}
-            if len(found) > 1 or None in found or (length is not None and found - {length}):
+            actual = {len(item) if type(item) is list else None for item in level}
+            if len(actual) > 1 or None in actual or (length is not None and actual - {length}):
                 raise self._unlike(lengths, least)
             level = [inner for item in level for inner in item if inner is not None or depth != holes]
         if not all((type(item) is float or type(item) is int) and least <= item <= LARGEST for item in level):

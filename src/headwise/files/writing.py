@@ -30,7 +30,7 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        _tell_disk(error, temporary, path)
+        _name_target(error, temporary, path)
         raise
 
 
@@ -40,8 +40,8 @@ def _temporary(path: Path) -> Path:
     prefix = f".{path.name}.{host}-"
     with suppress(OSError):
         for left in [entry for entry in path.parent.iterdir() if entry.name.startswith(prefix)]:
-            found = re.fullmatch(r"(\d+)-[0-9a-f]{16}", left.name.removeprefix(prefix))
-            if found and not is_alive(int(found[1])):
+            owner = re.fullmatch(r"(\d+)-[0-9a-f]{16}", left.name.removeprefix(prefix))
+            if owner and not is_alive(int(owner[1])):
                 _remove(left)
     return path.with_name(f"{prefix}{os.getpid()}-{secrets.token_hex(8)}")
 
@@ -66,14 +66,14 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _tell_disk(error: BaseException, temporary: Path, path: Path) -> None:
-    """Where writing ``path`` failed, name it and not its temporary one; libraries in Rust only tell in their text."""
-    told = re.search(r"(?:os error|code:) (\d+)", str(error))
+def _name_target(error: BaseException, temporary: Path, path: Path) -> None:
+    """Let an error of writing ``path`` name it, not its temporary one; Rust libraries hide the number in their text."""
+    number = re.search(r"(?:os error|code:) (\d+)", str(error))
     if isinstance(error, OSError):
         if error.errno in FULL or error.filename is None or str(error.filename).startswith(str(temporary)):
             error.filename = str(path)
-    elif isinstance(error, Exception) and told:
-        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
+    elif isinstance(error, Exception) and number:
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,7 +83,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where headwise keeps what it has made or fetched once, in the user's cache folder."""
+    """The folder in the user's cache for files that headwise converts or fetches once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise"
 
 
@@ -117,7 +117,7 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
     """A temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not."""
     path = path.resolve()
     check_free(path)
-    made = [parent for parent in path.parents if not parent.exists()]
+    new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     temporary.mkdir()
@@ -130,8 +130,8 @@ def new_folder(path: Path) -> Generator[Path, None, None]:
         temporary.replace(path)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        _tell_disk(error, temporary, path)
-        for parent in made:
+        _name_target(error, temporary, path)
+        for parent in new_parents:
             with suppress(OSError):
                 parent.rmdir()
         raise

@@ -1,4 +1,4 @@
-"""One attention as it happened: the tensors that went into a softmax and what came out."""
+"""The tensors of one attention call: queries, keys and values that went in, head outputs that came out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Queries, keys and values after norms and rotary positions, and the sums of values before the output projection.
+    """Queries, keys and values after norms and RoPE, and head outputs before the output projection.
 
     ``mask`` is True where a query may look (or an additive float), broadcastable to (B, H, T, S); None with ``causal``
     means that query t sees the keys up to t.
@@ -32,7 +32,7 @@ class Attention:
 
     @property
     def overflows(self) -> bool:
-        """Whether what came out, or the largest logit there could be, is beyond single precision."""
+        """Whether the outputs, or a bound on the logits, exceed float32."""
         largest = self.q_BHTK.abs().amax().double() * self.k_BGSK.abs().amax().double() * self.q_BHTK.shape[-1]
         fits = largest * abs(self.scale) < torch.finfo(torch.float32).max
         return not (fits and self.out_BTHV.isfinite().all())
@@ -53,7 +53,7 @@ class Attention:
     def logits(self, heads: slice, rows: slice | Tensor, keys_BGSK: Tensor | None = None) -> Tensor:
         """Logits of the named query heads and rows in float32, minus infinity where a query must not look.
 
-        ``keys_BGSK`` stand in for the keys that were there, to see what other keys would have done.
+        ``keys_BGSK`` replace the recorded keys.
         """
         k = self.k_BGSK if keys_BGSK is None else keys_BGSK
         group = torch.arange(self.heads, device=k.device)[heads] // (self.heads // k.shape[1])

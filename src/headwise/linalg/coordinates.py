@@ -1,7 +1,7 @@
-"""The coordinates of a head that can be kept or cut one by one: whole RoPE pairs, and free directions.
+"""The coordinates of a head that are kept or cut one by one: whole RoPE pairs, and free directions.
 
-RoPE turns each pair by its own frequency, so pairs stay whole and are never mixed; coordinates without rotary positions
-may be rotated freely, and are, into the basis that is best to cut. A *unit* is a pair or a free direction.
+RoPE turns each pair by its own frequency, so pairs stay whole and are never mixed; coordinates without RoPE
+may be rotated freely, and are, into the basis that is best to truncate. A *unit* is a pair or a free direction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the attention maps of one layer look like at each length, added up batch by batch. No map outlives its call."""
+"""Ranks, saturation and entropy of attention maps by length, summed batch by batch. No map outlives its call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINGULAR = 1e-8
 
 
 def at(name: str, length: int) -> str:
-    """The name under which a quantity at one length is added up."""
+    """The name of a quantity at one length in `Sums`."""
     return f"{name}@{length}"
 
 
@@ -74,12 +74,12 @@ def _measure(attention: Attention, heads: slice, lengths: tuple[int, ...], spect
     """Every quantity of these heads at each length, summed over the batch."""
     logits_BHTS = attention.logits(heads, slice(None))
     a_BHTS = logits_BHTS.softmax(-1)
-    found: dict[str, Tensor] = {}
+    totals: dict[str, Tensor] = {}
     winners_BHT = a_BHTS.argmax(dim=-1)
     for L in lengths:
 
         def keep(name: str, value_BH: Tensor, length: int = L) -> None:
-            found[at(name, length)] = value_BH.double().sum(0)
+            totals[at(name, length)] = value_BH.double().sum(0)
 
         rows = slice(L // 2, L) if attention.causal else slice(None)
         columns = slice(0, L) if attention.causal else slice(None)
@@ -98,7 +98,7 @@ def _measure(attention: Attention, heads: slice, lengths: tuple[int, ...], spect
             keep("numerical_rank", torch.stack([numerical_rank(s, tolerance) for tolerance in TOLERANCES], dim=-1))
             keep("effective_rank", effective_rank(s))
             keep("stable_rank", stable_rank(s))
-    return found
+    return totals
 
 
 def _spread(logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""How much a loss feels each unit of an attention layer: gradients of masks that would switch the units off.
+"""Sensitivity of the loss to each unit of an attention layer: gradients of masks that would switch the units off.
 
 The mask of a unit is 1; its gradient is the sum over tokens of (what the unit carries) x (gradient of the loss there).
-With labels drawn from the model's own output, the mean square of that gradient is the mask's Fisher information, and
-half of it the loss (KL to the model's own output) that switching the unit off costs, to second order.
+With labels sampled from the model, the mean square of that gradient is the mask's Fisher information, and
+half of it the predicted loss increase (KL from the baseline) of switching the unit off, to second order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAUSAL_BLOCK = 128  # tokens summed into one gradient sample; longer sums would 
 
 
 def key_gradients(k_BGSK: Tensor, grad_BGSK: Tensor, mean_GK: Tensor, units: Units, block: int) -> Tensor:
-    """Mask gradients of the key units, (samples, G, U); keys about their mean, which no softmax feels."""
+    """Mask gradients of the key units, (samples, G, U); keys about their mean, to which a softmax is invariant."""
     centred = (k_BGSK.double() - mean_GK[:, None].to(k_BGSK.device)).float()
     return block_sums(units.parts(grad_BGSK.float(), centred), block)
 
@@ -55,5 +55,5 @@ def add_fisher(sums: Sums, samples: dict[str, Tensor], sequences: int, outputs: 
 
 
 def coherence(sums: Sums, kind: str) -> Tensor:
-    """By how much whole sequences feel the masks of a kind more than their blocks, counted as independent, would."""
+    """Fisher information of a kind's masks from whole sequences, over that from blocks counted as independent."""
     return sums.mean(f"{kind}_whole") / sums.mean(f"{kind}_blocks").clamp(min=torch.finfo(torch.float64).tiny)

@@ -1,4 +1,4 @@
-"""Weights fitted anew after a cut, in closed form: queries to the attention there was, outputs to the stream."""
+"""Closed-form refit of a reduced layer: its queries to the dense attention, its outputs to the residual stream."""
 
 from __future__ import annotations
 
@@ -12,81 +12,82 @@ PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the mean weight of a coordina
 Turn = Callable[[Tensor], Tensor]
 
 
-def attention_pull(logits_BHRS: Tensor, keys_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-    """How rows ``softmax(logits)`` pull at queries that meet other ``keys``: (B, H, R, K, K) and (B, H, R, K).
+def attention_hessian_and_gradient(logits_BHRS: Tensor, keys_BGSK: Tensor) -> tuple[Tensor, Tensor]:
+    """Hessian (B, H, R, K, K) and downhill gradient (B, H, R, K) in queries that meet other ``keys``.
 
-    To second order, the KL divergence between the rows and those of queries ``q`` is ``q' curve q / 2 - q' pull``:
-    the covariance of the keys under each row, and that of keys and logits. Constants added to a row cancel.
+    To second order, the KL divergence of the rows ``softmax(logits)`` from those of queries ``q`` on ``keys`` is
+    ``q' hessian q / 2 - q' gradient``: the covariance of the keys under each row, and that of keys and logits. The
+    gradient points downhill (minus the derivative at q = 0). Constants added to a row cancel.
     """
     B, H, R, S = logits_BHRS.shape
     G, K = keys_BGSK.shape[1], keys_BGSK.shape[-1]
     rows = logits_BHRS.softmax(-1)
-    felt = torch.where(rows > 0, logits_BHRS, 0.0)
-    felt = rows * (felt - (rows * felt).sum(-1, keepdim=True))
-    rows_BGNS, felt_BGNS = (t.reshape(B, G, -1, S) for t in (rows, felt))
+    logits = torch.where(rows > 0, logits_BHRS, 0.0)
+    centred = rows * (logits - (rows * logits).sum(-1, keepdim=True))
+    rows_BGNS, centred_BGNS = (t.reshape(B, G, -1, S) for t in (rows, centred))
     i, j = torch.triu_indices(K, K)
     mean = rows_BGNS @ keys_BGSK
     upper = rows_BGNS @ (keys_BGSK[..., i] * keys_BGSK[..., j]) - mean[..., i] * mean[..., j]
-    curve = upper.new_empty(*mean.shape, K)
-    curve[..., i, j] = upper
-    curve[..., j, i] = upper
-    return curve.view(B, H, R, K, K), (felt_BGNS @ keys_BGSK).view(B, H, R, K)
+    hessian = upper.new_empty(*mean.shape, K)
+    hessian[..., i, j] = upper
+    hessian[..., j, i] = upper
+    return hessian.view(B, H, R, K, K), (centred_BGNS @ keys_BGSK).view(B, H, R, K)
 
 
 def fit_queries(
-    curve_HNKK: Tensor, pull_HNK: Tensor, features_HNF: Tensor, turn: Turn, turn_back: Turn, penalty: float
+    hessian_HNKK: Tensor, gradient_HNK: Tensor, features_HNF: Tensor, turn: Turn, turn_back: Turn, penalty: float
 ) -> Tensor:
-    """The maps (H, K, F) whose queries ``turn(features @ map.T)`` answer the pull best; ``turn``: rotary positions.
+    """The maps (H, K, F) whose queries ``turn(features @ map.T)`` minimise that KL; ``turn`` applies RoPE.
 
     Conjugate gradients for all heads at once: the normal equations would have (K F)^2 numbers. ``penalty`` shrinks the
-    maps, each entry in proportion to what it weighs.
+    maps, each entry in proportion to its diagonal of the Hessian.
     """
-    weight = curve_HNKK.diagonal(dim1=-2, dim2=-1).mean(1)[:, :, None] * features_HNF.square().sum(1)[:, None]
+    weight = hessian_HNKK.diagonal(dim1=-2, dim2=-1).mean(1)[:, :, None] * features_HNF.square().sum(1)[:, None]
     weight = weight.clamp(min=torch.finfo(weight.dtype).tiny ** 0.5)
 
     def gather(x_HNK: Tensor) -> Tensor:
         return turn_back(x_HNK).mT @ features_HNF
 
-    def curved(maps: Tensor) -> Tensor:
+    def hessian_times(maps: Tensor) -> Tensor:
         queries = turn(features_HNF @ maps.mT)
-        return gather((curve_HNKK @ queries[..., None])[..., 0]) + penalty * weight * maps
+        return gather((hessian_HNKK @ queries[..., None])[..., 0]) + penalty * weight * maps
 
-    rest = gather(pull_HNK)
+    rest = gather(gradient_HNK)
     maps, step = torch.zeros_like(rest), torch.zeros_like(rest)
     before = torch.ones_like(rest[:, :1, :1])
     for _ in range(STEPS):
         ready = rest / weight
         now = (rest * ready).sum((1, 2), keepdim=True)
         step = ready + now / before * step
-        moved = curved(step)
+        moved = hessian_times(step)
         length = now / (step * moved).sum((1, 2), keepdim=True).clamp(min=torch.finfo(now.dtype).tiny)
         maps, rest, before = maps + length * step, rest - length * moved, now.clamp(min=torch.finfo(now.dtype).tiny)
     return maps
 
 
-def fit_temperature(curve_HNKK: Tensor, pull_HNK: Tensor, queries_HNK: Tensor) -> Tensor:
-    """By how much of themselves the queries of each head must grow to answer the pull best, (H,)."""
-    curved = (curve_HNKK @ queries_HNK[..., None])[..., 0]
-    needed = (queries_HNK * curved).sum((1, 2))
-    return (queries_HNK * pull_HNK).sum((1, 2)) / needed.clamp(min=torch.finfo(needed.dtype).tiny)
+def fit_temperature(hessian_HNKK: Tensor, gradient_HNK: Tensor, queries_HNK: Tensor) -> Tensor:
+    """The relative growth of each head's queries that minimises the KL, (H,): a change of temperature alone."""
+    curvature = (hessian_HNKK @ queries_HNK[..., None])[..., 0]
+    needed = (queries_HNK * curvature).sum((1, 2))
+    return (queries_HNK * gradient_HNK).sum((1, 2)) / needed.clamp(min=torch.finfo(needed.dtype).tiny)
 
 
 class OutputFit:
-    """Weighted ridge regression of what is missing on what a layer's heads give, added up batch by batch.
+    """Weighted ridge regression of a layer's output error on the outputs of its heads, summed batch by batch.
 
-    How much to shrink is decided by the text: fitted to one half of every batch, each penalty is judged on the other.
+    The penalty is cross-validated: fitted to one half of every batch, each is scored on the other.
     """
 
     def __init__(self) -> None:
         self._halves: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, heads_NC: Tensor, missing_ND: Tensor, weight_N: Tensor) -> None:
-        """Add tokens: all heads' outputs, what is missing after their projection, and how much each token counts."""
+    def add(self, heads_NC: Tensor, error_ND: Tensor, weight_N: Tensor) -> None:
+        """Add tokens: all heads' outputs, the error left after their projection, and the weight of each token."""
         middle = len(heads_NC) // 2
         for half, some in enumerate((slice(None, middle), slice(middle, None))):
-            heads, missing = heads_NC[some], missing_ND[some]
+            heads, error = heads_NC[some], error_ND[some]
             weighted = heads * weight_N[some, None]
-            sums = (weighted.mT @ heads).double(), (weighted.mT @ missing).double()
+            sums = (weighted.mT @ heads).double(), (weighted.mT @ error).double()
             if len(self._halves) <= half:
                 self._halves.append(sums)
             else:
@@ -94,9 +95,9 @@ class OutputFit:
                 self._halves[half] = gram + sums[0], cross + sums[1]
 
     def solve(self) -> Tensor:
-        """The correction (C, D), shrunk in proportion to what each head coordinate weighs, whatever its scale.
+        """The correction (C, D), each head coordinate shrunk in proportion to its energy, whatever its scale.
 
-        Nothing but zeros where no penalty makes the other half better.
+        Zero where no penalty lowers the error on the other half.
         """
         assert self._halves, "nothing was added"
         one, other = self._halves

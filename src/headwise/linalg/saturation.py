@@ -1,4 +1,4 @@
-"""How sharp a softmax still is: the spectral norm of its Jacobian, row by row, without ever building it."""
+"""Softmax saturation: the spectral norm of the Jacobian of each row, without building the Jacobian."""
 
 from __future__ import annotations
 

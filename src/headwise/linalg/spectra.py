@@ -1,4 +1,4 @@
-"""Spectra of products of thin factors, plain and weighted by what really passes through them."""
+"""Singular values of products of thin factors, plain and weighted by the second moments of their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means that grow batch by batch in constant memory, and can be put away and taken up again."""
+"""Running means in constant memory, which can be saved and continued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Sums:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, name: str, total: Tensor, count: float) -> None:
-        """Add ``total``, a sum over ``count`` things, to what is there under ``name``."""
+        """Add ``total``, a sum over ``count`` items, to the sum called ``name``."""
         for key, value in ((name, total.double()), (name + COUNT, torch.tensor(float(count), dtype=torch.float64))):
             if key in self.totals:
                 self.totals[key] += value.cpu()
@@ -31,5 +31,5 @@ class Sums:
         return self.totals[name] / self.totals[name + COUNT]
 
     def count(self, name: str) -> float:
-        """How many things were added up under ``name``."""
+        """How many items were added under ``name``."""
         return self.totals[name + COUNT].item()

@@ -42,11 +42,11 @@ PAPERS = {
 }
 
 
-def find(wanted: str) -> list[tuple[str, str]]:
+def find(selection: str) -> list[tuple[str, str]]:
     """Keys of paper and experiment named by "all", "KEY" or "KEY/EXPERIMENT"."""
-    if wanted == "all":
+    if selection == "all":
         return [(paper.key, name) for paper in PAPERS.values() for name in paper.experiments]
-    key, _, experiment = wanted.partition("/")
+    key, _, experiment = selection.partition("/")
     if key not in PAPERS:
         raise InputError(f"There is no paper {key!r}; choose one of {', '.join(PAPERS)} or all.")
     names = PAPERS[key].experiments

@@ -22,7 +22,7 @@ from headwise.files.writing import check_writable, write_record
 
 KIND, VERSION = "run", 2
 CARD = "README.md"  # scores are written into it later, and nothing is made from it: it only has to be there
-REMEDY = "remove it or give another folder with -o"
+REMEDY = "remove it or give another folder as `output`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,84 +1,85 @@
-"""The auction: of all that every layer may keep, each at a price and a predicted damage, one option per layer is taken.
+"""One option of each menu, for a limited cost in all, at the least predicted loss: a multiple-choice knapsack.
 
-A multiple-choice knapsack. Going down the lower convex hulls of all layers, the least damage per price saved first, is
-its linear relaxation, solved exactly; the last step overshoots. What it leaves of the budget buys upgrades, where need
-be paid for by a downgrade elsewhere, until none helps. The result is feasible, and above the best one by less than the
-damage of the last step.
+Going down the lower convex hulls of all menus, the least loss per cost saved first, is its linear relaxation, solved
+exactly; the last step overshoots. What it leaves of the budget buys upgrades, where need be paid for by a downgrade
+elsewhere, until none helps. The result is feasible, and above the best one by less than the loss of the last step.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headwise.files.errors import InputError
+from headwise.records.change import Change
 
 LEAST_GAIN = 1e-12  # below it, rounding could exchange the same two options for ever
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a layer may keep (0 key/value heads: no attention), what that costs and what it is predicted to damage."""
+    """What a part of a layer may become: what that costs and the loss increase it is predicted to bring.
 
-    kv_heads: int
-    qk_dim: int
-    v_dim: int
-    price: int
-    damage: float
+    ``changes`` gives the changes it stands for, and is asked only of options that are taken.
+    """
+
+    cost: int
+    loss: float
+    changes: Callable[[], tuple[Change, ...]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A layer's change to another option: the price and the damage it adds, either of which may be negative."""
+    """Taking another option of a menu: the cost and the loss it adds, either of which may be negative."""
 
-    layer: int
+    menu: int
     option: Option
-    price: int
-    damage: float
+    cost: int
+    loss: float
 
 
 def frontier(options: Iterable[Option]) -> list[Option]:
     """Of ``options`` those that no cheaper one matches, dearest first; of equals the one named first."""
     kept: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.price, option.damage)):
-        if not kept or (option.price > kept[-1].price and option.damage <= kept[-1].damage):
+    for option in sorted(options, key=lambda option: (option.cost, option.loss)):
+        if not kept or (option.cost > kept[-1].cost and option.loss <= kept[-1].loss):
             kept.append(option)
     return kept[::-1]
 
 
-def least(offers: Sequence[Sequence[Option]]) -> int:
-    """The least that one option of every layer costs."""
-    return sum(options[-1].price for options in offers)
+def least(menus: Sequence[Sequence[Option]]) -> int:
+    """The least that one option of every menu costs."""
+    return sum(options[-1].cost for options in menus)
 
 
-def choose(offers: Sequence[Sequence[Option]], limit: int) -> list[Option]:
-    """One option of each layer's `frontier`, for ``limit`` at most, with as little damage as the auction finds."""
-    if least(offers) > limit:
-        raise InputError(f"The least that can be kept costs {least(offers)}, which is more than {limit}.")
-    hulls = [_hull(options) for options in offers]
-    spent = sum(hull[0].price for hull in hulls)
-    heap = [(_rate(hull, 0), layer, 0) for layer, hull in enumerate(hulls) if len(hull) > 1]
+def choose(menus: Sequence[Sequence[Option]], limit: int) -> list[Option]:
+    """One option of each menu (a `frontier`), for ``limit`` at most, with as little loss as can be found so."""
+    if least(menus) > limit:
+        raise InputError(f"The least that can be kept costs {least(menus)}, which is more than {limit}.")
+    hulls = [_hull(options) for options in menus]
+    spent = sum(hull[0].cost for hull in hulls)
+    heap = [(_rate(hull, 0), menu, 0) for menu, hull in enumerate(hulls) if len(hull) > 1]
     heapq.heapify(heap)
     chosen = [hull[0] for hull in hulls]
     while spent > limit:
-        _, layer, place = heapq.heappop(heap)
-        hull = hulls[layer]
-        chosen[layer] = hull[place + 1]
-        spent -= hull[place].price - hull[place + 1].price
+        _, menu, place = heapq.heappop(heap)
+        hull = hulls[menu]
+        chosen[menu] = hull[place + 1]
+        spent -= hull[place].cost - hull[place + 1].cost
         if place + 2 < len(hull):
-            heapq.heappush(heap, (_rate(hull, place + 1), layer, place + 1))
-    return _improved(offers, chosen, limit - spent)
+            heapq.heappush(heap, (_rate(hull, place + 1), menu, place + 1))
+    return _improved(menus, chosen, limit - spent)
 
 
-def _improved(offers: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[Option]:
+def _improved(menus: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[Option]:
     """``chosen`` after all moves that help. The sum falls with each, so that no choice comes twice and this ends."""
-    while moves := _best_moves(offers, chosen, left):
+    while moves := _best_moves(menus, chosen, left):
         better = list(chosen)
         for move in moves:
-            better[move.layer] = move.option
-            left -= move.price
+            better[move.menu] = move.option
+            left -= move.cost
         if not _total(better) < _total(chosen):  # differences of large numbers, or none at all, may promise otherwise
             break
         chosen = better
@@ -86,11 +87,11 @@ def _improved(offers: Sequence[Sequence[Option]], chosen: list[Option], left: in
 
 
 def _total(chosen: Iterable[Option]) -> float:
-    return sum(option.damage for option in chosen)
+    return sum(option.loss for option in chosen)
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """The lower convex hull of a frontier: every step down costs more damage per price saved than the one before."""
+    """The lower convex hull of a frontier: every step down costs more loss per cost saved than the one before."""
     hull: list[Option] = []
     for option in options:
         while len(hull) > 1 and _rate((*hull[-2:], option), 0) >= _rate((*hull[-2:], option), 1):
@@ -101,38 +102,38 @@ def _hull(options: Sequence[Option]) -> list[Option]:
 
 def _rate(hull: Sequence[Option], place: int) -> float:
     now, after = hull[place], hull[place + 1]
-    return (after.damage - now.damage) / (now.price - after.price)
+    return (after.loss - now.loss) / (now.cost - after.cost)
 
 
-def _best_moves(offers: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[_Move]:
-    """The upgrade that helps most, with the downgrade of another layer that pays what is not ``left``; none: []."""
+def _best_moves(menus: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[_Move]:
+    """The upgrade that helps most, with the downgrade in another menu that pays what is not ``left``; none: []."""
     moves = [
-        _Move(layer, option, option.price - now.price, option.damage - now.damage)
-        for layer, (options, now) in enumerate(zip(offers, chosen, strict=True))
+        _Move(menu, option, option.cost - now.cost, option.loss - now.loss)
+        for menu, (options, now) in enumerate(zip(menus, chosen, strict=True))
         for option in options
     ]
-    downs = sorted((move for move in moves if move.price < 0), key=lambda move: move.price)
+    downs = sorted((move for move in moves if move.cost < 0), key=lambda move: move.cost)
     best_pairs = list(_best_pairs(downs))
-    prices = [move.price for move in downs]
+    costs = [move.cost for move in downs]
     most, best = LEAST_GAIN, []
     for up in moves:
-        if not up.damage < -most:
+        if not up.loss < -most:
             continue
-        if up.price <= left:
-            most, best = -up.damage, [up]
+        if up.cost <= left:
+            most, best = -up.loss, [up]
             continue
-        found = best_pairs[place - 1] if (place := bisect_right(prices, left - up.price)) else ()
-        down = next((down for down in found if down.layer != up.layer), None)
-        if down is not None and -(up.damage + down.damage) > most:
-            most, best = -(up.damage + down.damage), [up, down]
+        candidates = best_pairs[place - 1] if (place := bisect_right(costs, left - up.cost)) else ()
+        down = next((down for down in candidates if down.menu != up.menu), None)
+        if down is not None and -(up.loss + down.loss) > most:
+            most, best = -(up.loss + down.loss), [up, down]
     return best
 
 
 def _best_pairs(downs: Iterable[_Move]) -> Iterable[tuple[_Move, ...]]:
-    """After each of ``downs``, the least damaging one so far and the least damaging one of another layer."""
+    """After each of ``downs``, the one of least loss so far and the one of least loss in another menu."""
     best: tuple[_Move, ...] = ()
     for down in downs:
-        by_damage = sorted((*best, down), key=lambda move: move.damage)
-        second = (move for move in by_damage[1:] if move.layer != by_damage[0].layer)
-        best = (by_damage[0], *list(second)[:1])
+        by_loss = sorted((*best, down), key=lambda move: move.loss)
+        second = (move for move in by_loss[1:] if move.menu != by_loss[0].menu)
+        best = (by_loss[0], *list(second)[:1])
         yield best

@@ -1,4 +1,4 @@
-"""What a model that does not exist yet is made of around its attention, and the exact shape that gives it."""
+"""The parts around the attention of a model to be built from scratch, and its exact shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwise.records.shape import LayerShape, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A decoder's ends: a vocabulary in and out (one matrix if ``tied``), and the longest text it is made for."""
+    """A decoder's ends: a vocabulary in and out (one matrix if ``tied``), and its longest context."""
 
     vocab: int
     context: int
@@ -50,7 +50,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Builds:
-    """What of a family's blocks and ends costs parameters: which kind it reads, norms with biases, a gated MLP."""
+    """The parts of a family that cost parameters: kind of inputs, norms with biases, a gated MLP."""
 
     reads: type[Text | Images]
     rotary: bool = False
@@ -99,9 +99,9 @@ class Blueprint:
         """Parameters and products outside the blocks."""
         reads = self.reads
         if isinstance(reads, Text):
-            words = reads.vocab * width
+            embedding = reads.vocab * width
             positions = 0 if builds.rotary else reads.context * width
-            return {"outside_parameters": words * (2 - reads.tied) + positions + norm, "outside_matmul": words}
+            return {"outside_parameters": embedding * (2 - reads.tied) + positions + norm, "outside_matmul": embedding}
         pixels = reads.channels * reads.patch**2 * width
         embeddings = pixels + width + (1 + reads.tokens) * width  # patches, class token, positions
         head = (width + 1) * reads.labels
@@ -124,7 +124,7 @@ class Blueprint:
 
 
 def builds_of(family: str, reads: Text | Images) -> Builds:
-    """What a model of ``family`` is made of, if it can be built and reads what it is to read."""
+    """The parts of a model of ``family``, if it can be built and reads such inputs."""
     builds = BUILDABLE.get(family)
     if builds is None:
         raise InputError(f"Models of {family} cannot be built from scratch; {', '.join(BUILDABLE)} can.")

@@ -1,4 +1,4 @@
-"""What a model may cost: read from what a person asks for, priced layer by layer, and checked at the end."""
+"""What a model may cost: read from what a person asks for, counted layer by layer, and checked at the end."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Budget:
     @classmethod
     def fitting(cls, text: str, dtype: str = "bf16") -> Budget:
         """The budget that ``text`` like "8GB at 32k x 4" asks for: memory, tokens in the cache, sequences at once."""
-        found = FIT.fullmatch(text.strip())
+        match = FIT.fullmatch(text.strip())
         try:
-            size, unit, tokens, thousands, batch = found.groups() if found else ()
+            size, unit, tokens, thousands, batch = match.groups() if match else ()
             amount = int(Fraction(size) * UNITS[(unit or "").lower()])
         except ValueError:
             raise InputError(
@@ -70,16 +70,18 @@ class Budget:
     def measure(self, shape: ModelShape) -> int:
         """What the budget limits, exactly, of the model of ``shape``."""
         cost = cost_of(shape, self.tokens(shape), self.batch, self.dtype)
-        found = {
+        limited = {
             "keep_kv": cost.kv_bytes,
             "keep_attention_params": cost.attention_parameters,
             "kv_bytes_per_token": cost.kv_bytes_per_token,
             "fit": cost.total_parameters * DTYPE_BYTES[self.dtype] + cost.kv_bytes,
         }
-        return found[self.kind]
+        return limited[self.kind]
 
-    def price(self, layer: LayerShape, shape: ModelShape) -> int:
-        """The part of `measure` that ``layer`` has in the model of ``shape`` and loses with its attention."""
+    def cost(self, layer: LayerShape | None, shape: ModelShape) -> int:
+        """The part of `measure` that ``layer`` with its block has in the model of ``shape``; None: it was dropped."""
+        if layer is None:
+            return 0
         parameters = layer.parameters(shape.width)
         if self.kind == "keep_attention_params":
             return parameters
@@ -88,7 +90,9 @@ class Budget:
         if self.kind == "kv_bytes_per_token":
             return per_token if layer.cache == "tokens" else 0
         cached = per_token * layer.cached_tokens(self.tokens(shape), shape.source_tokens) * self.batch
-        return cached if self.kind == "keep_kv" else cached + (parameters + layer.own_norm) * bytes_each
+        if self.kind == "keep_kv":
+            return cached
+        return cached + (parameters + layer.own_norm + layer.rest_parameters) * bytes_each
 
     def limit(self, shape: ModelShape) -> int:
         """The most that `measure` may give after planning for the model of ``shape``."""
@@ -97,30 +101,32 @@ class Budget:
             raise InputError("This model has no KV cache; use --keep-attention-params.")
         return int(Fraction(str(self.amount)) * full) if self.kind in SHARES else int(self.amount)
 
-    def refusal(self, shape: ModelShape, feasible: int, how: str) -> BudgetError:
-        """The error that says what is feasible instead, rounded up so that it can be asked for."""
+    def refusal(self, shape: ModelShape, feasible: int, terms: str) -> BudgetError:
+        """The error that says what is feasible under ``terms`` instead, rounded up so that it can be asked for."""
         full, what = self.measure(shape), WORDS[self.kind]
         if self.kind in SHARES:
-            asked, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
-            return BudgetError(f"Keeping {asked} of the {what} is not possible with {how}; the least is {can}.")
+            wanted, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
+            return BudgetError(f"Keeping {wanted} of the {what} is not possible with {terms}; the least is {can}.")
         if self.kind == "kv_bytes_per_token":
-            asked, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
+            wanted, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
         else:
             what += f" at {self.tokens(shape):,} tokens x {self.batch}"
-            asked, can = f"{self.amount / 1e9:.4g} GB", f"{math.ceil(feasible / 1e6) / 1e3:g} GB"
-        return BudgetError(f"{asked} of {what} are not possible with {how}; the least is {can} (now {full:,} bytes).")
+            wanted, can = f"{self.amount / 1e9:.4g} GB", f"{math.ceil(feasible / 1e6) / 1e3:g} GB"
+        return BudgetError(
+            f"{wanted} of {what} are not possible with {terms}; the least is {can} (now {full:,} bytes)."
+        )
 
     def facts(self, shape: ModelShape) -> dict[str, Any]:
         """This budget as a plan records it."""
-        found: dict[str, Any] = {self.kind: self.amount, "dtype": self.dtype}
+        facts: dict[str, Any] = {self.kind: self.amount, "dtype": self.dtype}
         if self.kind in ("keep_kv", "fit"):
-            found["context"] = self.tokens(shape)
+            facts["context"] = self.tokens(shape)
         if self.kind == "fit":
-            found["batch"] = self.batch
-        return found
+            facts["batch"] = self.batch
+        return facts
 
 
-def told(facts: Mapping[str, Any]) -> str:
+def budget_words(facts: Mapping[str, Any]) -> str:
     """The budget of a plan (`Budget.facts`) in words; nothing where it answers none."""
     kind = next((kind for kind in WORDS if kind in facts), None)
     if kind is None:

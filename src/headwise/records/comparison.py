@@ -1,4 +1,4 @@
-"""What came out when several shapes were trained on the same data: three readings of "equal", and what they say."""
+"""Results of several shapes trained on the same data, at equal parameters, equal tokens and equal wall-clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A shape, how fast it trains, and the tokens it learns in the time that the first shape takes for its own."""
+    """A shape, its training speed, and the tokens it trains on in the time the first shape needs for its own."""
 
     name: str
     parameters: int
@@ -49,7 +49,7 @@ class Trial:
     def read(cls, row: Reader) -> Trial:
         """A training out of a JSON file."""
         curve = tuple(_read_point(point) for point in row.rows("curve"))
-        found = cls(
+        trial = cls(
             row.text("shape"),
             row.integer("seed"),
             row.choice("reading", ("tokens", "time")),
@@ -58,9 +58,9 @@ class Trial:
             row.number("best"),
             curve,
         )
-        if not curve or curve[-1] != (found.tokens, found.loss):
-            raise row.child("curve").error(f"expected points up to {found.tokens:,} tokens and a loss of {found.loss}")
-        return found
+        if not curve or curve[-1] != (trial.tokens, trial.loss):
+            raise row.child("curve").error(f"expected points up to {trial.tokens:,} tokens and a loss of {trial.loss}")
+        return trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Shapes in the order they were given, the first being what the others are held against, and all trials."""
+    """Shapes in the order they were given, the first being the baseline, and all trials."""
 
     contenders: tuple[Contender, ...]
     trials: tuple[Trial, ...]
@@ -90,8 +90,8 @@ class Comparison:
 
     def size(self, name: str) -> float:
         """Parameters of a shape over those of the first."""
-        found = next(each for each in self.contenders if each.name == name)
-        return found.parameters / self.contenders[0].parameters
+        contender = next(each for each in self.contenders if each.name == name)
+        return contender.parameters / self.contenders[0].parameters
 
     def names(self, reading: Reading) -> list[str]:
         """The shapes that a reading compares: of equal parameters, or all."""
@@ -104,29 +104,29 @@ class Comparison:
         return {trial.seed: trial.loss for trial in self.trials if (trial.shape, trial.reading) == (name, kind)}
 
     def outcome(self, name: str, reading: Reading) -> Outcome:
-        """What a reading says of a shape."""
+        """The outcome of a shape in one reading."""
         own, first = self.losses(name, reading), self.losses(self.contenders[0].name, reading)
-        apart = [loss - first[seed] for seed, loss in own.items()]
-        several = len(apart) > 1
-        error = stdev(apart) / len(apart) ** 0.5 if several else None
+        differences = [loss - first[seed] for seed, loss in own.items()]
+        several = len(differences) > 1
+        error = stdev(differences) / len(differences) ** 0.5 if several else None
         return Outcome(
             fmean(own.values()),
             stdev(own.values()) if several else None,
-            fmean(apart),
+            fmean(differences),
             error,
-            None if error is None else error * QUANTILES[min(len(apart) - 1, len(QUANTILES)) - 1],
+            None if error is None else error * QUANTILES[min(len(differences) - 1, len(QUANTILES)) - 1],
         )
 
     def verdict(self, reading: Reading) -> str:
-        """One sentence: which shapes are better or worse than the first, and which cannot be told apart."""
+        """One sentence: which shapes are better or worse than the first, and which do not differ significantly."""
         first, *others = self.names(reading)
         if not others:
             return f"No other shape has as many parameters as {first}, within {EQUAL:.0%}."
-        said = "; ".join(f"{name} {_against(self.outcome(name, reading))}" for name in others)
+        outcomes = "; ".join(f"{name} {_against(self.outcome(name, reading))}" for name in others)
         several = (
             f"{len(self.seeds)} seeds, 95 % intervals" if len(self.seeds) > 1 else "one seed says nothing of chance"
         )
-        return f"Against {first}: {said} ({several})."
+        return f"Against {first}: {outcomes} ({several})."
 
     def body(self) -> dict[str, Any]:
         """All of it as plain data."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwise.files.errors import InputError
+from headwise.records.rendering import Shown
 from headwise.records.shape import LayerShape, ModelShape
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -48,10 +49,11 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class CostReport:
+class CostReport(Shown):
     """Shapes and costs of a model, and of the same model after a plan (None without one).
 
-    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped).
+    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped), ``changes``
+    what is done to it in a short phrase.
     """
 
     before: ModelShape
@@ -59,6 +61,7 @@ class CostReport:
     after: ModelShape | None = None
     cost_after: Cost | None = None
     kept: tuple[int | None, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 def cost_of(shape: ModelShape, context: int, batch: int = 1, dtype: str = "bf16") -> Cost:

@@ -1,4 +1,4 @@
-"""What a new model is asked to be, and the candidate shapes that answer."""
+"""A request for a new model, and the candidate shapes that answer it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED, FORMULA_ONLY = "measured", "formula only"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a new model may cost and what it is for.
+    """The costs a new model may have, and what it reads.
 
     ``lags`` are the strengths with which early layers gather the last tokens, the first for the token just before;
     ``intrinsic_dim`` counts the independent look-ups of the task, if anybody knows them.
@@ -75,9 +75,9 @@ class Apart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How a shape of one kind did against the usual one when both were trained, at equal tokens and equal wall-clock.
+    """Held-out loss of a kind of shape against the usual one, both trained, at equal tokens and equal wall-clock.
 
-    ``file`` has the figures, ``where`` says what was trained. The usual one is apart from itself by nothing.
+    ``file`` has the figures, ``where`` says what was trained. The usual one differs from itself by zero.
     """
 
     file: str
@@ -93,7 +93,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One shape, in one sentence why it might be a good one, and what came out where its kind was trained."""
+    """One shape, why it might be a good one in one sentence, and the losses where its kind was trained."""
 
     name: str
     why: str
@@ -102,7 +102,7 @@ class Candidate:
 
     @property
     def evidence(self) -> str:
-        """What speaks for or against it: trainings, or nothing but formulas."""
+        """Whether its kind was trained, or only formulas speak for it."""
         return FORMULA_ONLY if self.measured is None else MEASURED
 
     @property
@@ -112,7 +112,7 @@ class Candidate:
 
     @property
     def cost(self) -> Cost:
-        """What that model would cost at the longest input it is made for."""
+        """The cost of that model at its longest input."""
         return cost_of(self.shape, self.shape.max_tokens, dtype=DTYPE)
 
 
@@ -131,12 +131,12 @@ class Design:
 
     def choose(self, name: str | None = None) -> Candidate:
         """The candidate called ``name``, by default the recommended one."""
-        wanted = name or self.recommended
+        name = name or self.recommended
         for candidate in self.candidates:
-            if candidate.name == wanted:
+            if candidate.name == name:
                 return candidate
         names = ", ".join(candidate.name for candidate in self.candidates)
-        raise InputError(f"There is no candidate {wanted!r} here; choose one of {names}.")
+        raise InputError(f"There is no candidate {name!r} here; choose one of {names}.")
 
     def json(self) -> str:
         """All of it as JSON, every plan as it would be written."""

@@ -1,4 +1,4 @@
-"""What a paper claims, what an experiment measured, and the verdict: files that a killed run leaves whole."""
+"""Records of the paper experiments: claims, outcomes of single settings, verdicts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ HELD, CONDITIONAL, FAILED = "held", "held under conditions", "not held"
 UNREACHED, OPEN = "out of reach here", "not run yet"
 STATUSES = (HELD, CONDITIONAL, FAILED, UNREACHED, OPEN)
 DIGITS = 16
+STORED = {"measured": "found"}  # fields that have another name in files
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing a paper says and the figure it gives; ``experiment`` decides it here, or ``reason`` says why none."""
+    """One claim of a paper and its figure there; ``experiment`` decides it here, or ``reason`` says why none does."""
 
     name: str
     says: str
@@ -33,7 +34,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a claim, the figure that decides, and the conditions."""
+    """The status of a claim, the figure that decides it, and the conditions."""
 
     claim: str
     status: str
@@ -65,23 +66,24 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished setting of an experiment: what was set, what was found, how long it took, on which versions.
+    """One finished setting of an experiment: settings, measured values, seconds, versions.
 
-    ``recipe`` numbers the ways in which the experiment has been done: outcomes of another one do not count.
+    ``recipe`` is the version of the experiment: outcomes of another one do not count.
     """
 
     paper: str
     experiment: str
     recipe: int
     settings: Mapping[str, Any]
-    found: Mapping[str, Any]
+    measured: Mapping[str, Any]
     seconds: float
     versions: Mapping[str, str]
 
     def save(self, folder: Path) -> None:
         """Write it under ``folder``."""
         path = outcome_path(folder, self.paper, self.experiment, self.recipe, self.settings)
-        write_record(path, OUTCOME, VERSION, asdict(self), indent=None)
+        body = {STORED.get(name, name): value for name, value in asdict(self).items()}
+        write_record(path, OUTCOME, VERSION, body, indent=None)
 
     @classmethod
     def load(cls, path: Path) -> Outcome:
@@ -92,7 +94,7 @@ class Outcome:
             record.text("experiment"),
             record.integer("recipe"),
             record.mapping("settings"),
-            record.mapping("found"),
+            record.mapping(STORED["measured"]),
             record.number("seconds", least=0),
             record.mapping("versions"),
         )
@@ -100,7 +102,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What all settings of one experiment say together."""
+    """The verdicts and charts of one experiment, from all its settings."""
 
     paper: str
     experiment: str

@@ -10,6 +10,7 @@ from typing import Any
 from headwise.files.errors import InputError
 from headwise.files.reading import LARGEST, Reader, read_record
 from headwise.files.writing import write_record
+from headwise.records.rendering import Shown
 from headwise.records.shape import LayerShape, ModelShape
 
 KIND = "profile"
@@ -229,7 +230,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Shown):
     """A measured model: its shape, its layers, and what they were measured on and with; ``checks`` of a few plans."""
 
     model: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What came out: models side by side, by quality, size, bytes in a real cache and speed. All against the first one."""
+"""Scores of models side by side: quality, size, cache bytes and speed, against the first model (the baseline)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from headwise.files.reading import Reader, read_record
 from headwise.files.writing import record_text, write_record
+from headwise.records.rendering import Shown
 
 KIND = "scores"
 VERSION = 1
@@ -37,7 +38,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a model reads ``context`` tokens, and how fast it writes the last ones of them (encoders do not)."""
+    """Prefill speed over ``context`` tokens, and decode speed of the last of them (not of encoders)."""
 
     context: int
     prefill: Rate
@@ -46,7 +47,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """What a model scores on a part of the tokens: one kind of text, or a stretch of positions."""
+    """Scores of a model on a part of the tokens: one kind of text, or a stretch of positions."""
 
     name: str
     tokens: int
@@ -56,7 +57,7 @@ class PartScores:
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """One model. What does not apply to it, or was not asked for, is None; `docs/evaluate.md` defines each field.
+    """One model. What does not apply to it, or was not measured, is None; `docs/evaluate.md` defines each field.
 
     ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself. Where there are
     several kinds of text, all of these are of the first, and ``parts`` has each of them.
@@ -79,8 +80,8 @@ class ModelScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Models side by side, what they were measured on and with, and what a person should know about it."""
+class Scores(Shown):
+    """Models side by side, the text and settings they were measured with, and notes for the user."""
 
     models: tuple[ModelScores, ...]
     text: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Scores:
 
     @classmethod
     def load(cls, path: Path | str) -> Scores:
-        """Read scores; a damaged or foreign file raises an `InputError` that says what was expected and found."""
+        """Read scores; a damaged or foreign file raises an `InputError` that names what is wrong."""
         reader = read_record(Path(path), KIND, VERSION)
         reader.only("headwise", "version", *(item.name for item in fields(cls)))
         models = tuple(_read_model(row) for row in reader.rows("models"))
@@ -115,7 +116,7 @@ class Scores:
 
 
 def _check_facts(reader: Reader) -> None:
-    """Raise where what the scores were measured on and with is not there."""
+    """Raise where the text or the settings of the measurement are incomplete."""
     if reader.mapping("text"):
         text = reader.child("text")
         text.text("name")

@@ -14,11 +14,13 @@ from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 
 if TYPE_CHECKING:
-    from headwise.records.plan import LayerPlan, Plan
+    from headwise.records.plan import Plan
 
 Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
 BIASES = "qkvo"
+DIMS = ("heads", "kv_heads", "qk_dim", "v_dim")
+Dims = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class LayerShape:
             raise InputError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly.")
         if self.rotary > self.qk_dim:
             raise InputError(f"{self.rotary} coordinates cannot be rotary in heads of width {self.qk_dim}.")
+        if self.rotary % 2:
+            raise InputError(f"{self.rotary} coordinates cannot be rotary: an odd rotary width cuts a pair in half.")
 
     @classmethod
     def read(cls, row: Reader) -> LayerShape:
@@ -84,7 +88,7 @@ class LayerShape:
         biases = row.text("biases")
         if not set(biases) <= set(BIASES) or len(set(biases)) < len(biases):
             raise row.child("biases").error(f"expected letters of {BIASES!r}")
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             **{name: row.integer(name, least=0) for name in counts},
             "window": row.integer("window", least=1) if row.has("window") else None,
             "latent": Latent.read(row.child("latent")) if row.has("latent") else None,
@@ -93,9 +97,14 @@ class LayerShape:
             "norm": row.choice("norm", get_args(Norm)),
         }
         try:
-            return cls(**found)
+            return cls(**values)
         except InputError as error:
             raise InputError(f"{row.where}: {error}") from None
+
+    @property
+    def dims(self) -> Dims:
+        """Heads, key/value heads, query/key width and value width."""
+        return self.heads, self.kv_heads, self.qk_dim, self.v_dim
 
     @property
     def units(self) -> int:
@@ -155,22 +164,6 @@ class LayerShape:
             norms = copies[self.norm] * self.qk_dim
         return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
 
-    def planned(self, change: LayerPlan) -> LayerShape:
-        """The shape of this layer after ``change``."""
-        if not change.heads:
-            return replace(
-                self, heads=0, kv_heads=0, qk_dim=0, v_dim=0, rotary=0, window=None, biases="", norm="none", own_norm=0
-            )
-        return replace(
-            self,
-            heads=change.heads,
-            kv_heads=change.kv_heads,
-            qk_dim=change.qk_dim,
-            v_dim=change.v_dim,
-            rotary=2 * change.pairs(self),
-            norm=change.norm(self),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -221,7 +214,4 @@ class ModelShape:
     def planned(self, plan: Plan) -> ModelShape:
         """The shape of this model after ``plan``; raises where the plan was made for another model."""
         plan.check(self)
-        kept = [
-            layer.planned(change) for layer, change in zip(self.layers, plan.layers, strict=True) if not change.dropped
-        ]
-        return replace(self, layers=tuple(kept))
+        return replace(self, layers=tuple(layer for layer in plan.after(self) if layer is not None))

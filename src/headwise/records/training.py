@@ -1,4 +1,4 @@
-"""How a new model is to be trained."""
+"""The settings of training a new model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from headwise.files.errors import InputError
 from headwise.files.numbers import read_count, read_window
 from headwise.records.settings import option
 
-CURVE = "training.jsonl"  # beside a trained model: how it went, line by line
+CURVE = "training.jsonl"  # beside a trained model: its metrics, line by line
 SLOWEST = 3e-5
 Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """From how much, how fast and in what pieces. ``batch`` is the number of windows a process takes at once.
+    """Tokens, learning rate, batches. ``batch`` is the number of windows a process takes at once.
 
     Open until plan and data are known: ``tokens`` (once through the data), ``rate`` (`usual_rate`) and ``context``
-    (the plan's). ``held_out`` tokens of the data's end are only measured on, ``evaluations`` times.
+    (the plan's). The last ``held_out`` tokens of the data are evaluated on, ``evaluations`` times.
     """
 
     tokens: int | None = option(
@@ -37,7 +37,7 @@ class TrainConfig:
     seed: int = option(0, "For the first weights and the order of windows.")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse impossible values."""
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,32 +11,43 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.runtime import modeling_headwise
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One attention layer of a block that stays; ``index`` is the block's new number within its stack."""
+    """One attention layer of a block that stays, as it will be; ``index`` is the block's new number in its stack.
+
+    ``entry`` is what its changes put into the config.
+    """
 
     site: Site
     layer: LayerShape
-    change: LayerPlan
     index: int
+    entry: Mapping[str, Any]
 
 
-def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig:
-    """The config of ``model`` after ``plan``, in headwise's per-layer form."""
-    kept = _kept(model, shape, plan)
+def per_layer_config(
+    model: PreTrainedModel,
+    shape: ModelShape,
+    after: Sequence[LayerShape | None],
+    entries: Sequence[Mapping[str, Any]],
+) -> PreTrainedConfig:
+    """The config of ``model``, of ``shape``, in headwise's per-layer form, when its layers are those of ``after``.
+
+    None drops a block; ``entries`` are what changes say of each layer besides its shape.
+    """
+    kept = _kept(model, after, entries)
     family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
     config = _plain_copy(model.config)
     kinds: Sequence[str | None] = [None] * len(kept)
-    if len(kept) < len(plan.layers):
+    if len(kept) < len(after):
         config.num_hidden_layers = len(kept)
     if len(family.stacks) == 1 and getattr(config, "layer_types", None) is not None:
-        stay = [kind for kind, change in zip(config.layer_types, plan.layers, strict=True) if not change.dropped]
-        kinds = config.layer_types = _lend_kinds(stay, [bool(each.change.heads) for each in kept])
+        stay = [kind for kind, layer in zip(config.layer_types, after, strict=True) if layer is not None]
+        kinds = config.layer_types = _lend_kinds(stay, [bool(each.layer.heads) for each in kept])
     pairs = rotary_width(model) // 2
     layers = [_layer_entry(each, slot, pairs) for each, slot in zip(kept, _slots(kept, kinds), strict=True)]
     config.headwise = {
@@ -51,12 +62,18 @@ def student_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> Pre
     return config
 
 
-def _kept(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> list[Kept]:
+def entries_of(plan: Plan) -> list[dict[str, Any]]:
+    """For each layer what its changes put into the config, by kind."""
+    return [{change.kind: entry for change in changes if (entry := change.entry())} for changes in plan.layers]
+
+
+def _kept(
+    model: PreTrainedModel, after: Sequence[LayerShape | None], entries: Sequence[Mapping[str, Any]]
+) -> list[Kept]:
     kept: list[Kept] = []
-    for site, layer, change in zip(sites_of(model), shape.layers, plan.layers, strict=True):
-        if not change.dropped:
-            index = sum(each.site.stack is site.stack for each in kept)
-            kept.append(Kept(site, layer, change, index))
+    for site, layer, entry in zip(sites_of(model), after, entries, strict=True):
+        if layer is not None:
+            kept.append(Kept(site, layer, sum(each.site.stack is site.stack for each in kept), entry))
     return kept
 
 
@@ -91,31 +108,33 @@ def _slots(kept: list[Kept], kinds: Sequence[str | None]) -> list[int | None]:
     for each, kind in zip(kept, kinds, strict=True):
         free.setdefault((each.site.stack, kind), []).append(each.index)
     return [
-        free[each.site.stack, kind].pop(0) if each.change.heads and each.layer.cache != "none" else None
+        free[each.site.stack, kind].pop(0) if each.layer.heads and each.layer.cache != "none" else None
         for each, kind in zip(kept, kinds, strict=True)
     ]
 
 
 def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any]:
-    site, change = kept.site, kept.change
+    site, layer = kept.site, kept.layer
     block = f"{site.stack.blocks}.{kept.index}"
     entry: dict[str, Any] = {
         "attention": f"{block}.{site.stack.attention}",
         "out": f"{block}.{site.stack.out}",
-        "heads": change.heads,
+        "heads": layer.heads,
     }
-    if not change.heads:
-        return {**entry, "norms": [block + path.removeprefix(site.block_path) for path in site.norm_paths]}
-    pairs = change.pairs(kept.layer)
+    if not layer.heads:
+        norms = [block + path.removeprefix(site.block_path) for path in site.norm_paths]
+        return {**entry, "norms": norms, **kept.entry}
+    pairs = layer.rotary // 2
     return {
         **entry,
-        "kv_heads": change.kv_heads,
-        "qk_dim": change.qk_dim,
-        "v_dim": change.v_dim,
+        "kv_heads": layer.kv_heads,
+        "qk_dim": layer.qk_dim,
+        "v_dim": layer.v_dim,
         "pairs": None if pairs == full_pairs else pairs,
-        "norm": change.norm(kept.layer),
+        "norm": layer.norm,
         "scale": float(site.module.scaling),
         "slot": slot,
+        **kept.entry,
     }
 
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
-from headwise.families.shapes import shape_of
 from headwise.families.sites import sites_of
 from headwise.files.progress import Progress, silent
-from headwise.records.plan import LayerPlan, Plan
-from headwise.reduction.build import Format, build_student, settle_plan
-from headwise.reduction.widths.directions import kept_directions
-from headwise.reduction.widths.refit import Piece, refit_student
-from headwise.reduction.widths.token_weighted import token_weighted
+from headwise.records.plan import Plan
+from headwise.reduction.apply import Method
+from headwise.reduction.build import Format, build_reduced, settle_plan
+from headwise.reduction.widths.refit import Piece, refit_model
 from headwise.tracing.fisher import Distance, measure_distance
 
-Method = Literal["weighted", "token-weighted", "svd"]
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
 
 
@@ -55,18 +51,13 @@ def reduce_model(
 
     ``tensors`` are those of a profile.
     """
-    dtype, shape = model.dtype, shape_of(model)
+    dtype = model.dtype
     if refit and dtype != torch.float32 and model.device.type == "cpu":
         model.float()  # half precision is slow on a CPU, and least squares want more digits
-    kept = None
-    if method == "token-weighted":
-        plan, kept = token_weighted(model, shape.layers, plan, tensors)
-    elif method == "weighted":
-        kept = kept_directions(shape, plan, tensors)
-    plan = settle_plan(model, plan, form)
-    reduced = Reduced(build_student(model, plan, kept=kept, form=form, share=True), plan)
-    changed = any(change != LayerPlan.full(layer) for layer, change in zip(shape.layers, plan.layers, strict=True))
-    if refit and changed:
+    plan = settle_plan(model, plan, form, tensors=tensors, method=method)
+    built = build_reduced(model, plan, tensors=tensors, method=method, form=form, share=True)
+    reduced = Reduced(built, plan)
+    if refit and any(plan.layers):
         reduced = _refit(model, reduced, tensors, refit, progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -84,18 +75,18 @@ def _refit(
     batches, held_out = profiled_batches(tensors, INPUTS), profiled_batches(tensors, HELD_OUT)
     if not held_out:
         return reduced
-    student = reduced.model
-    before = {name: tensor.clone() for name, tensor in attention_state(student).items()}
-    cut = refitted = measure_distance(model, student, held_out)
+    fitted = reduced.model
+    before = {name: tensor.clone() for name, tensor in attention_state(fitted).items()}
+    cut = refitted = measure_distance(model, fitted, held_out)
     for tried in (tuple(pieces), tuple(piece for piece in pieces if piece != "outputs")):
         if not tried:
             break
-        refit_student(model, student, reduced.plan, [batch.inputs for batch in batches], tried, progress)
-        refitted = measure_distance(model, student, held_out)
+        refit_model(model, fitted, reduced.plan, [batch.inputs for batch in batches], tried, progress)
+        refitted = measure_distance(model, fitted, held_out)
         if refitted.error < cut.error:
             return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)
         with torch.no_grad():
-            for name, tensor in attention_state(student).items():
+            for name, tensor in attention_state(fitted).items():
                 tensor.copy_(before[name])
         if len(tried) == 1:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,8 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
 from headwise.families.sites import base_type
-from headwise.records.plan import LayerPlan, Plan
-from headwise.records.shape import ModelShape
+from headwise.records.change import Pairs
+from headwise.records.plan import Changes, Plan
+from headwise.records.shape import LayerShape, ModelShape
+from headwise.reduction.config import entries_of
 
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
 
@@ -22,48 +23,59 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not 
 def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTrainedConfig | str:
     """The config of a plain transformers model that has the shapes of ``plan``, or the reason why there is none."""
     config = model.config
-    kept = [(layer, change) for layer, change in zip(shape.layers, plan.layers, strict=True) if not change.dropped]
-    dims = {(change.heads, change.kv_heads, change.qk_dim, change.v_dim) for _, change in kept}
+    after = plan.after(shape)
+    kept = [
+        (before, layer, _pairs(changes))
+        for before, layer, changes in zip(shape.layers, after, plan.layers, strict=True)
+        if layer is not None
+    ]
     if getattr(config, "headwise", None):
         return "the model has per-layer shapes already"
-    if any(not change.heads for _, change in kept):
+    if any(not layer.heads for _, layer, _ in kept):
         return "some layers have no attention"
+    if any(entries_of(plan)):
+        return "its changes say more of its layers than a stock config can"
     shortened = copy.deepcopy(config)
     shortened.__dict__.pop("auto_map", None)  # of a repository that also brings code of its own
-    if len(kept) < len(shape.layers):
+    if len(kept) < len(after):
         shortened.num_hidden_layers = len(kept)
         kinds = getattr(config, "layer_types", None)
         if kinds is not None:
-            shortened.layer_types = [k for k, c in zip(kinds, plan.layers, strict=True) if not c.dropped]
-    if all(LayerPlan.full(layer) == replace(change, rope_pairs=None, kept_heads=None) for layer, change in kept):
+            shortened.layer_types = [kind for kind, layer in zip(kinds, after, strict=True) if layer is not None]
+    if all(before == layer for before, layer, _ in kept):
         return shortened
-    if len(dims) > 1 or len(family_of(base_type(config)).stacks) > 1:
+    if len({layer.dims for _, layer, _ in kept}) > 1 or len(family_of(base_type(config)).stacks) > 1:
         return "its layers differ in shape"
-    return _smaller_heads(model, shortened, kept[0][0].rotary, [change for _, change in kept])
+    before, layer, _ = kept[0]
+    return _smaller_heads(model, shortened, before.rotary, layer, [pairs for _, _, pairs in kept])
+
+
+def _pairs(changes: Changes) -> Pairs | None:
+    """The RoPE pairs that a layer keeps, where its changes name them."""
+    return next((pairs for change in reversed(changes) if (pairs := change.kept_pairs()) is not None), None)
 
 
 def _smaller_heads(
-    model: PreTrainedModel, config: PreTrainedConfig, rotary: int, kept: list[LayerPlan]
+    model: PreTrainedModel, config: PreTrainedConfig, rotary: int, layer: LayerShape, pairs: list[Pairs | None]
 ) -> PreTrainedConfig | str:
     family = family_of(base_type(config))
-    change = kept[0]
     if not family.head_dim:
         return f"{config.model_type} configs cannot state a head width of their own"
-    if change.qk_dim != change.v_dim:
+    if layer.qk_dim != layer.v_dim:
         return "queries/keys and values differ in width"
-    if change.heads != change.kv_heads and not hasattr(config, "num_key_value_heads"):
+    if layer.heads != layer.kv_heads and not hasattr(config, "num_key_value_heads"):
         return f"{config.model_type} has no grouped key/value heads"
-    if rotary and change.qk_dim < rotary:
-        sets = {frozenset(pairs) for each in kept for pairs in each.rope_pairs or ()}
-        if len(sets) != 1 or any(each.rope_pairs is None for each in kept):
+    if rotary and layer.qk_dim < rotary:
+        sets = {frozenset(own) for each in pairs for own in each or ()}
+        if len(sets) != 1 or None in pairs:
             return "its heads keep different RoPE pairs"
         if not family.rope_list or config.rope_parameters.get("rope_type") not in FIXED_ROPE:
             return f"{config.model_type} with this kind of RoPE cannot list its frequencies"
         config.rope_parameters = _listed_frequencies(model, config, sorted(sets.pop()))
-    config.num_attention_heads = change.heads
+    config.num_attention_heads = layer.heads
     if hasattr(config, "num_key_value_heads"):
-        config.num_key_value_heads = change.kv_heads
-    config.head_dim = change.qk_dim
+        config.num_key_value_heads = layer.kv_heads
+    config.head_dim = layer.qk_dim
     try:
         config.validate()
     except StrictDataclassError as error:

@@ -52,10 +52,10 @@ def rows(candidate: Candidate) -> list[list[str]]:
         "lags": f"{predicted['tradeoff_error']:.2f}",
     }
     found = []
-    for first, last, layer in runs(plan.layers):
+    for first, last, dims in runs(plan.before):
         own = {
             "layers": str(first) if first == last else f"{first}-{last}",
-            **dict(zip(("heads", "kv", "dim"), map(str, layer.dims), strict=False)),
+            **dict(zip(("heads", "kv", "dim"), map(str, dims), strict=False)),
             "rank": f"{predicted['rank_share'][first]:.0%}",
         }
         cells = {**whole, **own} if first == 0 else own

@@ -8,26 +8,30 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from headwise.planning.damage import layer_damage
 from headwise.records.budget import WORDS
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.cost import cost_of
+from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
 
 THIRD = 3
-COLUMNS = ("layer", "heads", "kv heads", "qk dim", "v dim", "damage")
+COLUMNS = ("layer", "change", "predicted loss increase")
 
 
-def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> None:
-    """What every layer keeps, what the model then costs, and how much that is predicted to damage it."""
+def print_plan(plan: Plan, profile: Profile | None, console: Console | None = None) -> None:
+    """What is done to every layer, what the model then costs, and how much loss that is predicted to bring.
+
+    Without the ``profile`` it was made from a plan knows no costs but those it was made to keep to.
+    """
     console = console or Console(width=None if Console().is_terminal else 110)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "layer" else "right", no_wrap=True)
-    for index, (layer, change) in enumerate(zip(profile.shape.layers, plan.layers, strict=True)):
-        values = profile.layers[index].values
-        damage = f"{layer_damage(layer, values, change):.2g}" if values else "-"
-        table.add_row(str(index), *_dims(layer, change), damage)
+        table.add_column(name, justify="right" if name == COLUMNS[-1] else "left", no_wrap=True)
+    losses = plan.predicted.get("by_layer") or [None] * len(plan.layers)
+    phrases = plan.describe() if plan.blueprint is None else [_built(dims) for dims in plan.before]
+    for index, (phrase, loss) in enumerate(zip(phrases, losses, strict=True)):
+        known = loss is not None and (profile is None or profile.layers[index].values)
+        table.add_row(str(index), phrase or "-", f"{loss:.2g}" if known else "-")
     console.print(table)
     console.print()
     totals = Table(box=None, show_header=False, pad_edge=False)
@@ -41,41 +45,48 @@ def print_plan(plan: Plan, profile: Profile, console: Console | None = None) -> 
         console.print(sentence)
 
 
-def _dims(layer: LayerShape, change: LayerPlan) -> list[str]:
-    before = (layer.heads, layer.kv_heads, layer.qk_dim, layer.v_dim)
-    after = (change.heads, change.kv_heads, change.qk_dim, change.v_dim)
-    return [_change(*map(_or_dash, pair)) for pair in zip(before, after, strict=True)]
+def _built(dims: Sequence[int]) -> str:
+    heads, kv_heads, qk_dim, v_dim = dims
+    return f"{heads} heads, {kv_heads} of keys and values, {qk_dim} and {v_dim} wide"
 
 
-def _costs(plan: Plan, profile: Profile) -> list[tuple[str, int, int]]:
-    cached, attention = (plan.predicted[name] for name in ("kv_bytes_per_token", "attention_parameters"))
-    after = profile.shape.planned(plan).total_parameters()
+def _costs(plan: Plan, profile: Profile | None) -> list[tuple[str, int, int]]:
+    if profile is None:
+        known = {name: plan.predicted.get(name, (0, 0)) for name in ("kv_bytes_per_token", "attention_parameters")}
+        costs = [(name.replace("_", " "), *pair) for name, pair in known.items()]
+        return [cost for cost in costs if cost[1]]
+    before, after = profile.shape, profile.shape.planned(plan)
+    dtype = str(plan.budget.get("dtype", "bf16"))
+    cached = [cost_of(shape, 1, dtype=dtype).kv_bytes_per_token for shape in (before, after)]
     costs = [
-        (f"KV bytes per token, {plan.budget['dtype']}", cached[0], cached[1]),
-        ("attention parameters", attention[0], attention[1]),
-        ("all parameters", profile.shape.total_parameters(), after),
+        (f"KV bytes per token, {dtype}", cached[0], cached[1]),
+        ("attention parameters", before.attention_parameters(), after.attention_parameters()),
+        ("all parameters", before.total_parameters(), after.total_parameters()),
     ]
     return [cost for cost in costs if cost[1]]
 
 
-def _sentences(plan: Plan, profile: Profile) -> list[str]:
-    damage, expected = plan.predicted["damage"], plan.predicted["expected"]
+def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
+    early_and_late = [] if profile is None else _early_and_late(plan, profile)
+    if not plan.predicted or plan.blueprint is not None:
+        return early_and_late
+    loss, expected = plan.predicted["loss_increase"], plan.predicted.get("expected")
     what = next((words for kind, words in WORDS.items() if kind in plan.budget), "model")
-    prediction = f"Keeps {plan.predicted['kept']:.1%} of the {what}; predicted damage {damage:.3g} nats per output"
-    if not damage:
+    prediction = f"Keeps {plan.predicted['kept']:.1%} of the {what}; predicted loss increase {loss:.3g} nats per output"
+    if not loss:
         return [f"{prediction}."]
     if expected is None:
         prediction += " (large cuts cost more than predicted, and nothing was held out to check it)."
     else:
-        prediction += f"; such cuts, refitted, measured {expected / damage:.2g}x of it on text like "
+        prediction += f"; such cuts, refitted, measured {expected / loss:.2g}x of it on text like "
         prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}"
         agreement = plan.predicted.get("agreement")
         prediction += "." if agreement is None else f", and embeddings with a cosine of about {agreement:.3f}."
-    return [*_early_and_late(plan, profile), prediction, *plan.predicted.get("notes", ())]
+    return [*early_and_late, prediction, *plan.predicted.get("notes", ())]
 
 
 def _early_and_late(plan: Plan, profile: Profile) -> list[str]:
-    layers = list(zip(profile.shape.layers, plan.layers, strict=True))
+    layers = list(zip(profile.shape.layers, plan.after(profile.shape), strict=True))
     third = len(layers) // THIRD
     if not third:
         return []
@@ -86,18 +97,14 @@ def _early_and_late(plan: Plan, profile: Profile) -> list[str]:
     return [f"The first third of the layers keeps {early}; the last third {late}."]
 
 
-def _kept(layers: Sequence[tuple[LayerShape, LayerPlan]], width: str) -> str:
+def _kept(layers: Sequence[tuple[LayerShape, LayerShape | None]], width: str) -> str:
     """Mean share of the key/value numbers of one kind that these layers keep."""
     shares = [
-        change.kv_heads * getattr(change, width) / (layer.kv_heads * getattr(layer, width))
-        for layer, change in layers
+        0.0 if after is None else after.kv_heads * getattr(after, width) / (layer.kv_heads * getattr(layer, width))
+        for layer, after in layers
         if layer.heads
     ]
     return f"{fmean(shares):.0%}" if shares else "-"
-
-
-def _or_dash(value: int) -> str:
-    return str(value) if value else "-"
 
 
 def _change(before: str, after: str) -> str:

@@ -16,7 +16,7 @@ from headwise.checkpoints.load import open_model, open_shape
 from headwise.checkpoints.opened import placed
 from headwise.checkpoints.origin import Origin, origin_of, remember, source_of
 from headwise.checkpoints.profile_tensors import check_profile_inputs
-from headwise.checkpoints.profiled import TENSORS, check_measured, open_profile
+from headwise.checkpoints.profiled import TENSORS, Profile, check_measured
 from headwise.checkpoints.save import write_model
 from headwise.data.fitness import check_settings
 from headwise.families.shapes import shape_of
@@ -25,13 +25,11 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
-from headwise.records.profile import Profile
 from headwise.records.settings import CompressConfig, OpenConfig
 from headwise.records.shape import ModelShape
-from headwise.reduction.reduce import DEFAULT_REFIT, Method, reduce_model
+from headwise.reduction.apply import Method
+from headwise.reduction.reduce import DEFAULT_REFIT, reduce_model
 from headwise.reduction.widths.refit import Piece
-
-Measured = tuple[Profile, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class _Names:
 def compress_model(
     model: PreTrainedModel,
     plan: Plan,
-    profile: Any = None,
+    profile: Profile | None = None,
     config: CompressConfig | None = None,
     *,
     progress: Progress = silent,
@@ -62,9 +60,9 @@ def compress_model(
     True
     """
     config, names = config or CompressConfig(), _Names()
-    measured = _measured(profile)
+    measured = profile
     if measured is None and config.method != "svd" and (folder := _folder(plan)) is not None:
-        measured = open_profile(folder)
+        measured = Profile.load(folder)
     shape = shape_of(model)
     plan.check(shape)
     _check_profile(measured, shape, names)
@@ -87,12 +85,14 @@ def compress(
     config: CompressConfig | None = None,
     opening: OpenConfig | None = None,
     command: str = "",
+    model: PreTrainedModel | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Reduce the model at ``source`` as planned, write it to ``output``, and return what the check of it found.
 
     ``profile`` says where the plan's profile is now, if it has moved; ``opening`` on which device it is reduced, and in
-    which dtype it is saved if not in its own.
+    which dtype it is saved if not in its own. ``model`` is the one at ``source``, where it is open already: it is used
+    up.
     """
     check_free(output)
     config, opening, plan = config or CompressConfig(), opening or OpenConfig(), Plan.load(plan_file)
@@ -100,10 +100,10 @@ def compress(
     plan.check(shape)  # before any weight is read
     folder = None if config.method == "svd" else _folder(plan, plan_file, profile)
     way = _Way.chosen(config, folder is not None, asked_for=profile is not None)
-    measured = None if folder is None else open_profile(folder)
+    measured = None if folder is None else Profile.load(folder)
     names = _Names(str(plan_file), source, str(folder))
     _check_profile(measured, shape, names)
-    model = open_model(source)
+    model = open_model(source) if model is None else model
     check_settings(model, source)
     weights = fingerprint(model)
     model = placed(model, opening.device, opening.dtype)
@@ -143,7 +143,7 @@ def _reduce(
     model: PreTrainedModel,
     weights: str,
     plan: Plan,
-    measured: Measured | None,
+    measured: Profile | None,
     way: _Way,
     names: _Names,
     progress: Progress,
@@ -156,8 +156,8 @@ def _reduce(
     notes: list[str] = []
     tensors: Mapping[str, Tensor] = {}
     if measured is not None:
-        profile, tensors = measured
-        notes = check_measured(profile, names.profile, names.model, weights)
+        tensors = measured.tensors
+        notes = check_measured(measured, names.profile, names.model, weights)
     check_profile_inputs(model, tensors)
     reduced = reduce_model(model, plan, tensors, way.method, way.config.format, way.refit, progress)
     facts = {
@@ -180,15 +180,8 @@ def read_pieces(text: str) -> tuple[Piece, ...]:
     return cast(tuple[Piece, ...], names)
 
 
-def _measured(profile: Any) -> Measured | None:
-    """A profile and its tensors, out of a profile that owns them or out of both as `open_profile` gives them."""
-    if profile is None or isinstance(profile, tuple):
-        return profile
-    return profile, profile.tensors
-
-
-def _check_profile(measured: Measured | None, shape: ModelShape, names: _Names) -> None:
-    if measured is not None and measured[0].shape != shape:
+def _check_profile(measured: Profile | None, shape: ModelShape, names: _Names) -> None:
+    if measured is not None and measured.shape != shape:
         raise InputError(f"{names.profile} holds the profile of another model.")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import cast
 
 from headwise.files.errors import InputError
-from headwise.planning.planner import plan_for
 from headwise.records.budget import Budget, Kind
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig
+from headwise.reduction.plans import plan_for
 
 DIGITS = 5  # of the number of a layer
 
@@ -26,15 +26,15 @@ def make_plan(
     protect: Collection[int] = (),
     uniform: bool = False,
 ) -> tuple[Plan, Profile]:
-    """The plan that answers ``budget`` at the least predicted damage, and its profile.
+    """The plan that answers ``budget`` at the least predicted loss increase, and its profile.
 
     ``source`` is a profile or the folder of one. The plan is written to ``output``, unless that is None. For the rest
-    see `headwise.planning.planner.plan_for`.
+    see `headwise.reduction.plans.plan_for`.
     """
     file = source / "profile.json" if source.is_dir() else source
     profile = Profile.load(file)
-    made = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform)
-    plan = replace(made, profile=str(file.parent.resolve()))
+    decided = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform)
+    plan = replace(decided, profile=str(file.parent.resolve()))
     if output is not None:
         plan.save(output)
     return plan, profile
@@ -58,6 +58,11 @@ def read_budget(budget: BudgetConfig, bound: BoundConfig | None, cache: CacheCon
         return Budget.fitting(budget.fit, cache.cache_dtype)
     ((kind, amount),) = amounts.items()
     return Budget(cast(Kind, kind), cast(float, amount), cache.cache_tokens, dtype=cache.cache_dtype)
+
+
+def given_budget(budget: BudgetConfig, cache: CacheConfig) -> Budget | None:
+    """The one budget that is given; None where none is."""
+    return None if budget == BudgetConfig() else read_budget(budget, None, cache)
 
 
 def read_layers(text: str) -> frozenset[int]:

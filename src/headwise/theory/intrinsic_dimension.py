@@ -86,8 +86,8 @@ def fit_scaling_law(heads: ArrayLike, tokens: ArrayLike, errors: ArrayLike, soft
     fits = []
     for softening in softenings:
         design = np.stack([np.ones_like(T), np.log(T), h / T**softening], axis=1)
-        found = np.linalg.lstsq(design, logs, rcond=None)[0]
-        fits.append((float(np.square(design @ found - logs).sum()), softening, found))
+        coefficients = np.linalg.lstsq(design, logs, rcond=None)[0]
+        fits.append((float(np.square(design @ coefficients - logs).sum()), softening, coefficients))
     _, softening, (log_scale, power, rate) = min(fits, key=lambda fit: fit[0])
     return ScalingLaw(float(np.exp(log_scale)), float(power), float(rate), softening)
 

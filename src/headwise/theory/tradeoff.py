@@ -158,11 +158,11 @@ def _options(
         multiples = errors[:, head_dim::head_dim]
         np.minimum(multiples, lag_error(heads, head_dim, token_dim, lags), out=multiples)
     least = np.minimum.accumulate(errors, axis=1) * np.asarray(strengths, dtype=np.float64)[:, None]
-    found = []
+    menus = []
     for row in least:
         sizes = np.flatnonzero(np.diff(row, prepend=np.inf) < 0)
-        found.append((sizes, row[sizes]))
-    return found
+        menus.append((sizes, row[sizes]))
+    return menus
 
 
 def _group(size: int, token_dim: int, lag: int) -> HeadGroup:

@@ -1,4 +1,4 @@
-"""Backward passes through frozen models; lean ones follow one block in memory, which runs again for its gradient."""
+"""Backward passes through frozen models, with or without gradient checkpointing of each block."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headwise.families.sites import sites_of
 
 
 @contextmanager
-def checkpointed(model: PreTrainedModel) -> Generator[None, None, None]:
+def gradient_checkpointing(model: PreTrainedModel) -> Generator[None, None, None]:
     """Keep only the inputs of each block for the backward pass, in evaluation mode and for any family.
 
-    A block runs without gradients first and with gradients later, so code that watches can tell the two apart by
-    ``torch.is_grad_enabled()``. Weights need not ask for gradients.
+    A block runs without gradients first and is recomputed with gradients, so code that watches can tell the two apart
+    by ``torch.is_grad_enabled()``. Weights need not require gradients.
     """
     blocks = list({id(site.block): site.block for site in sites_of(model)}.values())
     for block in blocks:
-        block.forward = _run_twice(block.forward)  # pyrefly: ignore[bad-assignment]
+        block.forward = _recomputed(block.forward)  # pyrefly: ignore[bad-assignment]
     try:
         yield
     finally:
@@ -33,8 +33,8 @@ def checkpointed(model: PreTrainedModel) -> Generator[None, None, None]:
 
 
 @contextmanager
-def tracked(model: PreTrainedModel) -> Generator[None, None, None]:
-    """Let gradients flow through the blocks of a frozen model, and keep all they need: fast, not lean."""
+def block_inputs_require_grad(model: PreTrainedModel) -> Generator[None, None, None]:
+    """Let gradients flow through the blocks of a frozen model, keeping all activations: faster, more memory."""
 
     def start(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -52,7 +52,7 @@ def tracked(model: PreTrainedModel) -> Generator[None, None, None]:
             handle.remove()
 
 
-def _run_twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
@@ -62,26 +62,26 @@ def _run_twice(forward: Callable[..., Any]) -> Callable[..., Any]:
         if not tensors[0].requires_grad:
             tensors[0] = tensors[0].detach().requires_grad_()  # a stack's first block: the embeddings are frozen
 
-        def again(*given: Tensor) -> Any:
+        def rerun(*tensors: Tensor) -> Any:
             filled = list(leaves)
-            for i, tensor in zip(places, given, strict=True):
+            for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
             args, kwargs = pytree.tree_unflatten(filled, tree)
             return forward(*args, **kwargs)
 
-        return checkpoint(again, *tensors, use_reentrant=True, preserve_rng_state=False)
+        return checkpoint(rerun, *tensors, use_reentrant=True, preserve_rng_state=False)
 
     return run
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Generator[None, None, None]:
-    """Let no parameter ask for a gradient: only activations do, at half the cost."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
+    """Let no parameter require a gradient: only activations do, at half the cost."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asking:
+        for parameter in trainable:
             parameter.requires_grad_(True)

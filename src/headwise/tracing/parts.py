@@ -1,4 +1,4 @@
-"""What a score is taken apart by: the kind of text, and how far into a window its tokens stand."""
+"""Scores by part: by kind of text, and by position of the tokens in their window."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Parts:
 
     def table(self) -> dict[str, tuple[float, int]]:
         """Mean and number of tokens of each part, on every axis that has more than one."""
-        found = {}
+        rows = {}
         for axis in ("kind", "position"):
-            mine = {name: sums for (own, name), sums in self._sums.items() if own == axis and sums[1]}
-            if len(mine) > 1:
-                found |= {name: (total / count, count) for name, (total, count) in mine.items()}
-        return found
+            parts = {name: sums for (of, name), sums in self._sums.items() if of == axis and sums[1]}
+            if len(parts) > 1:
+                rows |= {name: (total / count, count) for name, (total, count) in parts.items()}
+        return rows
 
     def _put(self, key: tuple[str, str], nats_BT: Tensor, counted_BT: Tensor | None) -> None:
         total, count = self._sums.get(key, (0.0, 0))

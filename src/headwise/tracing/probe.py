@@ -1,4 +1,4 @@
-"""Watching the attention of any model through the one seam transformers offers, without touching its code."""
+"""Watching the attention of any model through transformers' attention interface, without touching its code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ NUMBERS = itertools.count()
 def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, None]:
     """Call ``watcher(path, attention)`` at every attention of every forward pass.
 
-    ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors come at their true widths. Keep statistics, not
-    tensors.
+    ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors come unpadded. Keep statistics, not tensors.
 
     >>> paths = []
     >>> with hw.watching(model, lambda path, attention: paths.append(path)):

@@ -1,4 +1,4 @@
-"""How good a model is on given inputs, and how near to another one: loss, KL divergence, agreement of embeddings."""
+"""Loss of a model, and its KL divergence and cosine of embeddings from the first model (the baseline)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOW = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Nats per token of a decoder; nats per token from the first model; cosine to its embeddings, mean and low end.
+    """Loss of a decoder and KL from the first model, nats per token; cosine to its embeddings, mean and 5th percentile.
 
     Of several kinds of text these are of the first; ``parts`` has each of them, and stretches of positions.
     """
@@ -37,15 +37,15 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a model makes of a batch: logits over its vocabulary (B T words) and one embedding of each input (B D).
+class Outputs:
+    """A model's outputs for a batch: logits over its vocabulary (W words) and one embedding of each input.
 
-    ``seen_BT`` marks the tokens that are not padding.
+    ``mask_BT`` marks the tokens that are not padding.
     """
 
-    words_BTW: Tensor | None
+    logits_BTW: Tensor | None
     embedding_BD: Tensor | None
-    seen_BT: Tensor
+    mask_BT: Tensor
 
 
 def predicts_next(model: PreTrainedModel) -> bool:
@@ -62,59 +62,60 @@ def quality(
 ) -> Quality:
     """The quality of ``model`` on all batches, compared with ``first`` batch by batch, so that no outputs are kept."""
     predicts = predicts_next(model)
-    nats, far = Parts(), Parts()
+    nats, kl = Parts(), Parts()
     cosines: list[Tensor] = []
     for number, batch in enumerate(calibration.batches):
         progress(number, len(calibration.batches))
         with torch.inference_mode():
-            found = answer(model, source, batch.inputs)
-            if predicts and found.words_BTW is not None:
-                nats.add(batch.kind, *_nats(found.words_BTW, found.seen_BT, batch.inputs["input_ids"].to(model.device)))
+            outputs = outputs_of(model, source, batch.inputs)
+            if predicts and outputs.logits_BTW is not None:
+                ids = batch.inputs["input_ids"].to(model.device)
+                nats.add(batch.kind, *_nats(outputs.logits_BTW, outputs.mask_BT, ids))
             if first is None:
                 continue
-            wanted = answer(first, "The first model", batch.inputs)
-            if words := _pair(wanted.words_BTW, found.words_BTW):
-                apart_BT = divergences(*(word.flatten(0, 1) for word in words)).view(found.seen_BT.shape)
-                far.add(batch.kind, apart_BT, found.seen_BT)
-            if embeddings := _pair(wanted.embedding_BD, found.embedding_BD):
+            baseline = outputs_of(first, "The first model", batch.inputs)
+            if pair := _comparable(baseline.logits_BTW, outputs.logits_BTW):
+                kl_BT = divergences(*(logits.flatten(0, 1) for logits in pair)).view(outputs.mask_BT.shape)
+                kl.add(batch.kind, kl_BT, outputs.mask_BT)
+            if embeddings := _comparable(baseline.embedding_BD, outputs.embedding_BD):
                 cosines.append(cosine_similarity(*embeddings, dim=-1).cpu())
     angles, main = torch.cat(cosines) if cosines else None, calibration.batches[0].kind
     return Quality(
         loss=nats.mean(main),
-        kl=far.mean(main),
+        kl=kl.mean(main),
         agreement=None if angles is None else angles.mean().item(),
         agreement_p5=None if angles is None else angles.quantile(LOW).item(),
-        parts=_parts(nats, far),
+        parts=_parts(nats, kl),
     )
 
 
 def text_losses(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Parts:
-    """Nats per token of a decoder on all batches."""
+    """Loss of a decoder on all batches, in nats per token."""
     nats = Parts()
     with torch.inference_mode():
         for batch in batches:
-            words = answer(model, source, batch.inputs).words_BTW
-            assert words is not None, "only decoders come here"
+            logits = outputs_of(model, source, batch.inputs).logits_BTW
+            assert logits is not None, "only decoders come here"
             ids = batch.inputs["input_ids"].to(model.device)
-            nats.add(batch.kind, *_nats(words, torch.ones_like(ids), ids))
+            nats.add(batch.kind, *_nats(logits, torch.ones_like(ids), ids))
     return nats
 
 
-def _parts(nats: Parts, far: Parts) -> tuple[PartScores, ...]:
-    losses, apart = nats.table(), far.table()
+def _parts(nats: Parts, kl: Parts) -> tuple[PartScores, ...]:
+    losses, divergence = nats.table(), kl.table()
     return tuple(
         PartScores(
             name,
-            (losses.get(name) or apart[name])[1],
+            (losses.get(name) or divergence[name])[1],
             losses[name][0] if name in losses else None,
-            apart[name][0] if name in apart else None,
+            divergence[name][0] if name in divergence else None,
         )
-        for name in losses or apart
+        for name in losses or divergence
     )
 
 
-def answer(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> Answer:
-    """What ``model`` makes of ``inputs``: classifiers embed in their logits, others in the mean of the last states."""
+def outputs_of(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> Outputs:
+    """The outputs of ``model``: classifiers embed in their logits, others in the mean of the last hidden states."""
     states: list[Tensor] = []
     handle = model.base_model.register_forward_hook(lambda module, args, output: states.append(output[0]))
     predicts = predicts_next(model)
@@ -126,33 +127,33 @@ def answer(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> An
     last_BTD = states[-1]
     if not (last_BTD if logits is None else logits).isfinite().all():
         raise InputError(f"{source} gives outputs that are not finite numbers.")
-    seen_BT = inputs.get("attention_mask")
-    if seen_BT is None or seen_BT.shape != last_BTD.shape[:2]:
-        seen_BT = torch.ones(last_BTD.shape[:2], dtype=torch.long)
-    seen_BT = seen_BT.to(last_BTD.device)
+    mask_BT = inputs.get("attention_mask")
+    if mask_BT is None or mask_BT.shape != last_BTD.shape[:2]:
+        mask_BT = torch.ones(last_BTD.shape[:2], dtype=torch.long)
+    mask_BT = mask_BT.to(last_BTD.device)
     if logits is not None and logits.ndim == 2:  # noqa: PLR2004 - one row of classes for each input
-        return Answer(None, logits.float(), seen_BT)
+        return Outputs(None, logits.float(), mask_BT)
     has_words = logits is not None and (predicts or logits.shape[-1] == getattr(model.config, "vocab_size", None))
-    weight_BT1 = seen_BT[..., None].float()
+    weight_BT1 = mask_BT[..., None].float()
     mean_BD = (last_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)
-    return Answer(logits if has_words else None, None if predicts else mean_BD, seen_BT)
+    return Outputs(logits if has_words else None, None if predicts else mean_BD, mask_BT)
 
 
-def _pair(wanted: Tensor | None, found: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _comparable(baseline: Tensor | None, output: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Both, where they can be compared."""
-    if wanted is None or found is None or wanted.shape != found.shape:
+    if baseline is None or output is None or baseline.shape != output.shape:
         return None
-    return wanted, found
+    return baseline, output
 
 
-def _nats(words_BTW: Tensor, seen_BT: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood of the token behind each one, (B, T), and where there is one."""
-    counted_BT = torch.zeros_like(seen_BT)
-    counted_BT[:, :-1] = seen_BT[:, :-1] * seen_BT[:, 1:]
+def _nats(logits_BTW: Tensor, mask_BT: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of the token that follows each one, (B, T), and where there is one."""
+    counted_BT = torch.zeros_like(mask_BT)
+    counted_BT[:, :-1] = mask_BT[:, :-1] * mask_BT[:, 1:]
     following = ids_BT.roll(-1, dims=1).flatten()
-    rows = words_BTW.flatten(0, 1).split(ROWS_AT_ONCE)
+    rows = logits_BTW.flatten(0, 1).split(ROWS_AT_ONCE)
     nats = [
-        cross_entropy(some.float(), wanted, reduction="none")
-        for some, wanted in zip(rows, following.split(ROWS_AT_ONCE), strict=True)
+        cross_entropy(logits.float(), labels, reduction="none")
+        for logits, labels in zip(rows, following.split(ROWS_AT_ONCE), strict=True)
     ]
-    return torch.cat(nats).view(seen_BT.shape), counted_BT
+    return torch.cat(nats).view(mask_BT.shape), counted_BT

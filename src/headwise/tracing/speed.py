@@ -1,4 +1,4 @@
-"""What running models takes: bytes of cache in a real generation, and tokens per second, measured in turns."""
+"""Cache bytes of a real generation, and tokens per second of prefill and decode, models measured in turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from headwise.records.scores import Rate, Speed
 from headwise.runtime.reopen import cache_bytes
 from headwise.tracing.example import example_inputs
+from headwise.tracing.forward import placed_inputs
 
 ROUNDS = 5
 PIECE = 1024  # tokens a prompt is read in at once: attention without a fused kernel takes memory for every pair
-STEPS = 8  # tokens written in one decoding measurement
+STEPS = 8  # tokens decoded in one measurement
 PROMPT, WRITTEN = 8, 8
 Job = Callable[[], object]
 
@@ -27,7 +28,7 @@ def cache_per_token(model: PreTrainedModel) -> float:
     """Bytes in the cache that ``generate`` leaves behind, for each token of each sequence in it."""
     ids = example_inputs(model, PROMPT)["input_ids"]
     with torch.inference_mode():
-        made = cast(Any, model).generate(
+        generated = cast(Any, model).generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=WRITTEN,
@@ -36,24 +37,26 @@ def cache_per_token(model: PreTrainedModel) -> float:
             cache_implementation="dynamic",
             return_dict_in_generate=True,
         )
-    rows, tokens = made.sequences.shape
-    return cache_bytes(made.past_key_values) / (rows * (tokens - 1))  # the last token has not been read yet
+    rows, tokens = generated.sequences.shape
+    return cache_bytes(generated.past_key_values) / (rows * (tokens - 1))  # the last token has not been read yet
 
 
 def decoder_speed(models: Sequence[PreTrainedModel], context: int, progress: Callable[[int], None]) -> list[Speed]:
-    """Speed of each model at reading ``context`` tokens, and at writing the last few of them into a filled cache."""
+    """Prefill speed of each model over ``context`` tokens, and decode speed of the last few of them."""
     with torch.inference_mode():
         prompts = [_prompt(model, context) for model in models]
         caches = [read(model, ids[:, :-STEPS]) for model, ids in zip(models, prompts, strict=True)]
-        write = [partial(step, *given) for given in zip(models, caches, prompts, strict=True)]
-        for job in write:
+        decoding = [partial(step, *arguments) for arguments in zip(models, caches, prompts, strict=True)]
+        for job in decoding:
             job()
-        written = in_turns(write, progress)
-        prefill = in_turns([partial(read, *given) for given in zip(models, prompts, strict=True)], progress)
-    decode = [Rate.of(STEPS, seconds, written[0]) for seconds in written]
+        decode_seconds = in_turns(decoding, progress)
+        prefill_seconds = in_turns(
+            [partial(read, *arguments) for arguments in zip(models, prompts, strict=True)], progress
+        )
+    decode = [Rate.of(STEPS, seconds, decode_seconds[0]) for seconds in decode_seconds]
     return [
-        Speed(context, Rate.of(context, seconds, prefill[0]), rate)
-        for seconds, rate in zip(prefill, decode, strict=True)
+        Speed(context, Rate.of(context, seconds, prefill_seconds[0]), rate)
+        for seconds, rate in zip(prefill_seconds, decode, strict=True)
     ]
 
 
@@ -65,7 +68,7 @@ def encoder_speed(
     progress: Callable[[int], None],
 ) -> list[Speed]:
     """Speed of each model on its own ``inputs``, which hold ``tokens`` in sequences of ``context``."""
-    jobs = [partial(_forward, *given) for given in zip(models, inputs, strict=True)]
+    jobs = [partial(_forward, *arguments) for arguments in zip(models, inputs, strict=True)]
     with torch.inference_mode():
         for job in jobs:
             job()
@@ -93,7 +96,7 @@ def order(count: int, number: int) -> Iterator[int]:
 
 
 def read(model: PreTrainedModel, ids: Tensor) -> Any:
-    """The cache of ``model`` after a prompt."""
+    """Prefill: the cache of ``model`` after a prompt."""
     cache = None
     for piece in ids.split(PIECE, dim=1):
         output = cast(Any, model)(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -102,10 +105,10 @@ def read(model: PreTrainedModel, ids: Tensor) -> Any:
 
 
 def step(model: PreTrainedModel, cache: Any, ids: Tensor) -> None:
-    """Read the last few of ``ids`` one by one after the ``cache`` of all others, which stays as it is.
+    """Decode the last few of ``ids`` one by one after the ``cache`` of all others, which stays as it is.
 
     Dynamic caches never write into a tensor they hold, so a copy of their layers shares it for nothing; they cannot
-    all be cropped (sliding windows), and how that is asked for has changed between versions of transformers.
+    all be cropped (sliding windows), and the call for it has changed between versions of transformers.
     """
     own = copy.copy(cache)
     own.layers = [copy.copy(layer) for layer in cache.layers]
@@ -118,7 +121,7 @@ def _prompt(model: PreTrainedModel, context: int) -> Tensor:
 
 
 def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
-    cast(Any, model)(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+    cast(Any, model)(**placed_inputs(model, inputs))
 
 
 def _wait() -> None:

@@ -9,13 +9,13 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.checkpoints.load import empty_model
-from headwise.families.reduced import own_class_of
+from headwise.families.reduced import per_layer_class_of
 from headwise.families.shapes import rotary_width, shape_of
 from headwise.families.sites import sites_of
 from headwise.records.blueprint import Images
 from headwise.records.plan import Plan
 from headwise.records.shape import ModelShape
-from headwise.reduction.config import student_config
+from headwise.reduction.config import per_layer_config
 
 STOCK = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
@@ -25,9 +25,9 @@ STOCK = {
 
 
 def fresh_model(plan: Plan, seed: int = 0) -> PreTrainedModel:
-    """The model that ``plan`` has a blueprint of, in float32, initialised as transformers does for its family.
+    """The model that the blueprint in ``plan`` describes, in float32, initialised as transformers does for its family.
 
-    A stock class of transformers where one can say the shapes, headwise's per-layer class otherwise. Every head scales
+    A stock class of transformers where one allows these shapes, headwise's per-layer class otherwise. Every head scales
     its logits by its own width, and its RoPE frequencies are those of a stock head as wide as it is, where that width
     divides the widest head of the model. The random state of the caller stays as it is.
     """
@@ -46,23 +46,27 @@ def fresh_model(plan: Plan, seed: int = 0) -> PreTrainedModel:
 
 def _class_and_config(plan: Plan, shape: ModelShape) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     config_class, stock_class = (getattr(transformers, name) for name in STOCK[plan.family])
-    first = plan.layers[0]
-    if _stock_can_say(plan):
+    first = shape.layers[0]
+    if _stock_can_say(plan, shape):
         return stock_class, config_class(**_numbers(plan, first.heads, first.kv_heads, first.qk_dim))
-    heads = max(layer.heads for layer in plan.layers)
-    widest = max(layer.qk_dim for layer in plan.layers)
+    heads = max(layer.heads for layer in shape.layers)
+    widest = max(layer.qk_dim for layer in shape.layers)
     stated = next(count for count in range(heads, 0, -1) if plan.width % count == 0)  # stock code wants a divisor
     dense = empty_model(stock_class, config_class(**_numbers(plan, stated, stated, widest)))
-    config = student_config(dense, shape_of(dense), plan)
+    config = per_layer_config(dense, shape_of(dense), shape.layers, [{}] * len(shape.layers))
     for entry in config.headwise["layers"]:
         if entry["heads"]:
             entry["scale"] = entry["qk_dim"] ** -0.5
-    return own_class_of(dense), config
+    return per_layer_class_of(dense), config
 
 
-def _stock_can_say(plan: Plan) -> bool:
-    first = plan.layers[0]
-    if any(layer != first for layer in plan.layers) or first.qk_dim != first.v_dim or plan.width % first.heads:
+def _stock_can_say(plan: Plan, shape: ModelShape) -> bool:
+    first = shape.layers[0]
+    if (
+        any(layer.dims != first.dims for layer in shape.layers)
+        or first.qk_dim != first.v_dim
+        or plan.width % first.heads
+    ):
         return False
     if plan.family == "llama":
         return True

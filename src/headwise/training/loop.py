@@ -35,7 +35,7 @@ Judge = Callable[[nn.Module], dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``every``: steps between two judgements, after each of which a checkpoint is written."""
+    """Steps and learning rate. ``every``: steps between two evaluations, each followed by a checkpoint."""
 
     steps: int
     rate: float
@@ -46,8 +46,8 @@ class Schedule:
     decay: float = 0.0
     warm_up: float = 0.05
 
-    def at(self, step: int) -> float:
-        """The learning rate of a step: a linear warm-up, then a cosine down to nothing."""
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step: a linear warm-up, then a cosine down to zero."""
         warm = max(1, round(self.warm_up * self.steps))
         if step < warm:
             return self.rate * (step + 1) / warm
@@ -64,24 +64,24 @@ def fit(
     progress: Progress = silent,
     units: Sequence[float] = (),
 ) -> None:
-    """Train what asks for gradients in ``model``. ``loss`` takes the model and the number of a part of a step.
+    """Train what requires gradients in ``model``. ``loss`` takes the model and the number of a micro-batch.
 
-    With ``units``, one for each such weight, rates are in these. ``judge`` gives scores on held-out data: the first
-    decides which weights are the best; ``work`` keeps those.
+    With ``units``, one for each such parameter, learning rates are in these. ``judge`` gives scores on held-out data:
+    the first decides which weights are the best; ``work`` keeps those.
     """
-    adam = optimizer_of(learning(model), units, schedule.decay)
+    adam = optimizer_of(trainable_parameters(model), units, schedule.decay)
     wrapped, optimizer = accelerator.prepare(model, adam)
     done = _resume(wrapped, adam, work, accelerator)
     started, held = time.monotonic(), {}
     for step in range(done, schedule.steps):
-        set_rate(adam, schedule.at(step))
+        set_learning_rate(adam, schedule.learning_rate_at(step))
         value = _backward(accelerator, wrapped, schedule, loss, step)
         _check_finite(value, "loss", step + 1, work)
-        accelerator.clip_grad_norm_(learning(wrapped), schedule.clip)
+        accelerator.clip_grad_norm_(trainable_parameters(wrapped), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
         speed = (step + 1 - done) * schedule.tokens / (time.monotonic() - started)
-        facts = {"loss": round(value, 6), "rate": schedule.at(step), "tokens_per_second": round(speed, 1)}
+        facts = {"loss": round(value, 6), "rate": schedule.learning_rate_at(step), "tokens_per_second": round(speed, 1)}
         tokens = (step + 1) * schedule.tokens
         accelerator.log(facts, step=step + 1)
         if accelerator.is_main_process:
@@ -89,12 +89,12 @@ def fit(
         if (step + 1) % schedule.every == 0 or step + 1 == schedule.steps:
             held = score_weights(accelerator, wrapped, judge, work, STAGE, step + 1, tokens)
             _checkpoint(accelerator, wrapped, adam, work, step + 1)
-        told = "".join(f", held-out {name} {score:.4g}" for name, score in held.items())
-        progress(step + 1, schedule.steps, f"loss {value:.4f}{told}, {speed:.0f} tokens/s")
+        scores = "".join(f", held-out {name} {score:.4g}" for name, score in held.items())
+        progress(step + 1, schedule.steps, f"loss {value:.4f}{scores}, {speed:.0f} tokens/s")
 
 
 def optimizer_of(parameters: list[nn.Parameter], units: Sequence[float], decay: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW; with ``units`` every parameter has a rate of its own. Norms and biases do not decay, matrices do."""
+    """AdamW; with ``units`` each parameter has its own learning rate. Norms and biases do not decay, matrices do."""
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices, "unit": 1.0}, {"params": vectors, "unit": 1.0}]
@@ -105,38 +105,38 @@ def optimizer_of(parameters: list[nn.Parameter], units: Sequence[float], decay: 
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), fused=True)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of what `optimizer_of` made."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of an optimizer of `optimizer_of`, in the units of each parameter."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["unit"]
 
 
-def sizes_of(parameters: list[nn.Parameter]) -> list[float]:
-    """Root mean squares, as units: trained models differ in them tenfold. For fresh zeros that of a fresh matrix."""
+def rms_of(parameters: list[nn.Parameter]) -> list[float]:
+    """Root mean square of each parameter, as units of its learning rate; for one of zeros that of a fresh matrix."""
     return [parameter.detach().float().square().mean().sqrt().item() or FRESH for parameter in parameters]
 
 
-def learning(model: nn.Module) -> list[nn.Parameter]:
-    """What asks for gradients."""
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that require gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """What asks for gradients, whole and on the CPU, by its name in the model; tied weights by one of their names."""
-    found = cast(dict[str, Tensor], get_model_state_dict(model, options=TRAINED))
+    """The parameters that require gradients, unsharded and on the CPU, by name; tied weights by one of their names."""
+    state = cast(dict[str, Tensor], get_model_state_dict(model, options=TRAINED))
     names: dict[int, str] = {}
-    for name, tensor in found.items():
+    for name, tensor in state.items():
         names.setdefault(tensor.data_ptr(), name)
-    return {name: found[name] for name in names.values()}
+    return {name: state[name] for name in names.values()}
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights back to where `trained_weights` found them."""
+    """Copy weights of `trained_weights` back into ``model``."""
     set_model_state_dict(model, cast(Any, weights), options=BACK)
 
 
 def _backward(accelerator: Accelerator, wrapped: nn.Module, schedule: Schedule, loss: Loss, step: int) -> float:
-    """Gradients of one step, added up over its parts and averaged over processes; the mean loss."""
+    """Accumulated gradients of one step, averaged over processes; returns the mean loss."""
     total = torch.zeros((), device=accelerator.device)
     for part in range(schedule.accumulate):
         last = part == schedule.accumulate - 1
@@ -151,7 +151,7 @@ def _backward(accelerator: Accelerator, wrapped: nn.Module, schedule: Schedule, 
 def score_weights(
     accelerator: Accelerator, model: nn.Module, judge: Judge, work: Work, stage: str, step: int, tokens: int
 ) -> dict[str, float]:
-    """Judge the weights as they are, put the scores down, and keep the weights if they are the best so far."""
+    """Evaluate the current weights, log the scores, and keep the weights if they are the best so far."""
     scores = judge(model)
     for name, score in scores.items():
         _check_finite(score, f"held-out {name}", step, work)
@@ -184,7 +184,7 @@ def _checkpoint(
 
 
 def _resume(wrapped: nn.Module, adam: torch.optim.Optimizer, work: Work, accelerator: Accelerator) -> int:
-    """Take weights and moments back from the last checkpoint; the steps done until then."""
+    """Load weights and optimizer moments of the last checkpoint; returns the steps done until then."""
     step, tensors = work.load(STAGE)
     if accelerator.is_main_process:
         work.forget_after(STAGE, step)

@@ -1,4 +1,4 @@
-"""The processes of a training run, and in what numbers they compute."""
+"""The processes of a training run, and the precision they compute in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelerate.utils import ProjectConfiguration, broadcast_object_list
 from headwise.files.errors import InputError
 from headwise.records.training import Precision
 
-NARROW = 256  # models of less width lose as much by converting numbers as half precision gains on a processor
+NARROW = 256  # models of less width lose as much by converting numbers as bf16 gains on a CPU
 T = TypeVar("T")
 WAITING = timedelta(days=7)  # the first process may have long work of its own
 
@@ -48,30 +48,30 @@ def shared_folder(accelerator: Accelerator) -> Generator[Path, None, None]:
 
 
 def first_then_all(accelerator: Accelerator, make: Callable[[], T]) -> T:
-    """What ``make`` gives, in the first process before the others; if its input is wrong, only the first says so."""
-    result, wrong = None, [None]
+    """What ``make`` returns, in the first process before the others; of an `InputError` only the first reports."""
+    result, errors = None, [None]
     if accelerator.is_main_process:
         try:
             result = make()
         except InputError as error:
-            wrong = [str(error)]
-    (sentence,) = broadcast_object_list(wrong)
-    if sentence is None:
+            errors = [str(error)]
+    (message,) = broadcast_object_list(errors)
+    if message is None:
         return make() if result is None else result
     if accelerator.is_main_process:
-        raise InputError(sentence)
+        raise InputError(message)
     raise SystemExit(2)
 
 
-def in_half(accelerator: Accelerator, precision: Precision, width: int) -> bool:
-    """Whether to train a model of ``width`` in half precision; "auto": as suits the machine of the first process."""
+def use_bf16(accelerator: Accelerator, precision: Precision, width: int) -> bool:
+    """Whether to train a model of ``width`` in bf16; "auto": as suits the machine of the first process."""
     if precision != "auto":
         return precision == "bf16"
-    return broadcast_object_list([half_suits(accelerator.device, width)])[0]
+    return broadcast_object_list([bf16_suits(accelerator.device, width)])[0]
 
 
-def half_suits(device: torch.device, width: int) -> bool:
-    """Whether ``device`` computes in bfloat16 by itself, and ``width`` is enough to gain by it.
+def bf16_suits(device: torch.device, width: int) -> bool:
+    """Whether ``device`` computes in bf16 natively, and ``width`` is enough to gain by it.
 
     Decided by what the machine is, never by a stopwatch: the same command comes to the same weights again.
     """

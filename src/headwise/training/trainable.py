@@ -1,4 +1,4 @@
-"""What of a reduced model learns: the attention of its reduced layers, only its singular values, LoRA, or all of it."""
+"""Which parameters of a reduced model are trained: attention of reduced layers, its singular values, LoRA, or all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LORA_RANK = 16
 
 
 def make_trainable(model: PreTrainedModel, train: Train, layers: Collection[int]) -> Callable[[], PreTrainedModel]:
-    """Let only ``train`` of the attention ``layers`` (or of all) ask for gradients, and balance these layers.
+    """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and balance these layers.
 
-    Returns what makes an ordinary model of it again: factors and adapters go into the weights.
+    Returns a function that merges factors and adapters into the weights and gives the ordinary model back.
     """
     chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
     chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
@@ -73,12 +73,12 @@ def _scale(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrained
             parametrize.register_parametrization(module, "weight", _Scaled(size, rows))
             scaled.append(module)
 
-    def settle() -> PreTrainedModel:
+    def merge() -> PreTrainedModel:
         for module in scaled:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
         return model
 
-    return settle
+    return merge
 
 
 def _adapt(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrainedModel]:

@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Weights, when they were found and how well they score; less is better."""
+    """The best weights so far: stage, step and held-out score; less is better."""
 
     stage: str
     step: int
@@ -41,7 +41,7 @@ class Best:
 class Work:
     """The folder of a run. ``inputs_hash`` says what it is a run of: files of another run are not read.
 
-    ``notes`` tell what was not as this run had left it.
+    ``notes`` list what is not as this run had left it.
     """
 
     def __init__(self, folder: Path, inputs_hash: str) -> None:
@@ -53,34 +53,34 @@ class Work:
             self._begin_anew()
 
     def load(self, stage: str) -> tuple[int, Tensors]:
-        """Steps of ``stage`` done and the tensors put away then; 0 and nothing where there is no checkpoint."""
+        """Steps of ``stage`` done and the tensors of its last checkpoint; 0 and nothing where there is none."""
         seals = {"", *(line[SEAL] for line in self._own_lines())}
         for path in reversed(self._checkpoints(stage)):
-            found = read_tensors(path, self.inputs_hash)
-            if found is not None and found[0]["metrics"] in seals:
-                return int(found[0]["step"]), found[1]
+            checkpoint = read_tensors(path, self.inputs_hash)
+            if checkpoint is not None and checkpoint[0]["metrics"] in seals:
+                return int(checkpoint[0]["step"]), checkpoint[1]
             self._note(f"{path} or the metrics beside it were changed, so this checkpoint is not taken.")
         return 0, {}
 
     def save(self, stage: str, step: int, tensors: Tensors) -> None:
-        """Put a checkpoint away, and forget all but the last two."""
+        """Write a checkpoint, and remove all but the last two."""
         path = self.folder / f"{self._prefix(stage)}{step:08d}.safetensors"
         self._write(path, tensors, step=step, metrics=self._last_seal())
         for old in self._checkpoints(stage)[:-KEPT]:
             old.unlink(missing_ok=True)
 
     def offer(self, stage: str, step: int, score: float, tensors: Tensors) -> None:
-        """Put these weights away if none so far had a lower score."""
+        """Write these weights if none so far had a lower score."""
         best = self.best()
         if best is None or score < best.score:
             self._write(self._best, tensors, stage=stage, step=step, score=score)
 
     def best(self) -> Best | None:
         """The weights with the lowest score so far."""
-        found = read_tensors(self._best, self.inputs_hash)
-        if found is None:
+        best = read_tensors(self._best, self.inputs_hash)
+        if best is None:
             return None
-        facts, tensors = found
+        facts, tensors = best
         return Best(facts["stage"], int(facts["step"]), float(facts["score"]), tensors)
 
     def log(self, **facts: Any) -> None:
@@ -139,7 +139,7 @@ class Work:
             self.notes.append(text)
 
     def _last_seal(self) -> str:
-        """The seal of the last line of this run. When first asked for, what a kill has cut short is cleared away."""
+        """The seal of the last line of this run. On first use, a line that a kill has cut short is removed."""
         if self._sealed is None:
             path, own = self.folder / METRICS, self._own_lines()
             if path.exists() and not path.read_bytes().endswith(b"\n"):
@@ -149,21 +149,21 @@ class Work:
 
     def _own_lines(self) -> list[dict[str, Any]]:
         """Lines of this run, each of which follows from the one before."""
-        found, last = [], ""
+        lines, last = [], ""
         for line in self._lines():
             if line.get(RUN) == self._name and line.get(SEAL) == _seal(last, _facts(line)):
-                found.append(line)
+                lines.append(line)
                 last = line[SEAL]
-        return found
+        return lines
 
     def _lines(self) -> list[dict[str, Any]]:
-        path, found = self.folder / METRICS, []
+        path, lines = self.folder / METRICS, []
         for text in path.read_bytes().splitlines() if path.exists() else ():
             with suppress(InputError):  # cut short by a kill; what was changed has no seal
                 line = parse_json(text, f"{path}")
                 if isinstance(line, dict):
-                    found.append(line)
-        return found
+                    lines.append(line)
+        return lines
 
 
 def _facts(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,11 +41,11 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """The curve, the best allocations and the least errors of sums of exponentials."""
     heads = np.arange(1, settings.most + 1)
-    found = [allocate(*budget) for budget in BUDGETS]
+    allocations = [allocate(*budget) for budget in BUDGETS]
     return {
         "curve": head_count_curve(WIDTH, TOKEN_DIM, heads).tolist(),
-        "groups": [[list(group) for group in each.groups] for each in found],
-        "errors": [each.error for each in found],
+        "groups": [[list(group) for group in each.groups] for each in allocations],
+        "errors": [each.error for each in allocations],
         "selection": [_best_selection(lag, lag) for lag in (1, 2, 3, 4)],
         "rule": [float(lag_error(lag, 1, 1, lag)) for lag in (1, 2, 3, 4)],
     }
@@ -53,12 +53,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Our curve against the numbers read off the figure; the optimum for the 4-gram task; the positions' term."""
-    found = points[0].found
-    curve = found["curve"]
+    outcome = points[0].outcome
+    curve = outcome["curve"]
     off = max(abs(curve[heads - 1] - value) for heads, value in PUBLISHED.items())
     lowest = int(np.argmin(curve)) + 1
-    four = found["groups"][0]
-    worst = max(measured - rule for measured, rule in zip(found["selection"], found["rule"]))
+    four = outcome["groups"][0]
+    worst = max(measured - rule for measured, rule in zip(outcome["selection"], outcome["rule"]))
     return [
         Verdict(
             "bound-curve",
@@ -69,14 +69,15 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         Verdict(
             "allocation-rule",
             HELD if four == [[8, 8]] * 4 else FAILED,
-            f"D=256, d=8, four equal lags: {', '.join(f'{h} x {w}' for h, w in four)}, error {found['errors'][0]:.3f}",
+            f"D=256, d=8, four equal lags: {', '.join(f'{h} x {w}' for h, w in four)}, "
+            f"error {outcome['errors'][0]:.3f}",
             "exact solver; too little width drops lags before it narrows heads",
         ),
         Verdict(
             "selection-term",
             CONDITIONAL if worst > 0 else HELD,
-            f"sums of as many exponentials as the lag leave {', '.join(f'{e:.3f}' for e in found['selection'])} for "
-            f"lags 1 to 4; the rule says {', '.join(f'{e:.3f}' for e in found['rule'])}",
+            f"sums of as many exponentials as the lag leave {', '.join(f'{e:.3f}' for e in outcome['selection'])} for "
+            f"lags 1 to 4; the rule says {', '.join(f'{e:.3f}' for e in outcome['rule'])}",
             "if positions are weighed by exponentials, as we read it (the paper does not say): not with as many heads "
             "as the lag; one more leaves nothing. A modelling rule, not a certificate",
         ),
@@ -85,7 +86,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Figure 1."""
-    curve = points[0].found["curve"]
+    curve = points[0].outcome["curve"]
     ours = Line("bound", tuple(map(float, range(1, len(curve) + 1))), tuple(curve))
     theirs = Line("bound, paper", tuple(map(float, PUBLISHED)), tuple(PUBLISHED.values()), True)
     return [Chart("Figure 1: width 128, tokens of 16", "heads", "error bound", (ours, theirs), True)]

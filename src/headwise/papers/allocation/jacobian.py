@@ -44,7 +44,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Mean norm at each length, the bound, and how far rows change: logits moved at random, or the head cut."""
+    """Mean norm at each length, the bound, and the change of rows: logits moved at random, or the head cut."""
     generator = torch.Generator().manual_seed(settings.seed)
     if settings.spectrum:
         pairs = [_cut(SPECTRA[settings.spectrum], length, generator) for length in LENGTHS]
@@ -82,9 +82,9 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Slopes of log norm over log length, beside the 1/L of the theorem; what reaches the output."""
     kinds = _kinds(points)
     drawn = {name: rows for name, rows in kinds.items() if "norm" in rows[0]}
-    slopes = {name: [_slope(found["norm"], name == "clipped") for found in rows] for name, rows in drawn.items()}
+    slopes = {name: [_slope(outcome["norm"], name == "clipped") for outcome in rows] for name, rows in drawn.items()}
     shown = ", ".join(f"{name} {np.mean(values):.2f}" for name, values in slopes.items())
-    within = all(n <= b + 1e-12 for found in drawn["clipped"] for n, b in zip(found["norm"], found["bound"]))
+    within = all(n <= b + 1e-12 for outcome in drawn["clipped"] for n, b in zip(outcome["norm"], outcome["bound"]))
     right = abs(np.mean(slopes["clipped"]) + 1) < 0.05 and within  # noqa: PLR2004
     moved = {
         norm: {name: float(np.mean([_slope(row["moved"][norm], True) for row in rows])) for name, rows in kinds.items()}
@@ -130,12 +130,12 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 
 def _kinds(points: Sequence[Point[Settings]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    by_kind: dict[str, list[Any]] = {}
     for settings, outcome in points:
         drawn = "clipped" if settings.clipped else f"std {settings.spread:g}"
         name = f"{settings.spectrum} head" if settings.spectrum else drawn
-        found.setdefault(name, []).append(outcome)
-    return found
+        by_kind.setdefault(name, []).append(outcome)
+    return by_kind
 
 
 def _slope(norms: Sequence[float], settled: bool) -> float:

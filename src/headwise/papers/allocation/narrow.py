@@ -25,10 +25,10 @@ def with_constant(x_BTD: Tensor) -> Tensor:
 def factors(attention: Attention) -> tuple[Tensor, Tensor]:
     """Queries' and keys' matrices of each head with biases as last row, (H, D + 1, K)."""
     H = attention.sizes.heads
-    found = [
+    factors = [
         torch.cat([p.weight.T, p.bias[None]]).unflatten(1, (H, -1)).transpose(0, 1) for p in (attention.q, attention.k)
     ]
-    return found[0].detach(), found[1].detach()
+    return factors[0].detach(), factors[1].detach()
 
 
 def cut(attention: Attention, x_BTD: Tensor, rank: int, start: Start) -> tuple[Tensor, Tensor]:
@@ -52,13 +52,13 @@ def energies(attention: Attention, x_BTD: Tensor) -> Tensor:
 
 def narrowed(model: Small, inputs: Tensor, ranks: Sequence[int], start: Start) -> Small:
     """A copy whose layers have queries and keys of ``ranks``, layer after layer on the inputs of the original."""
-    made = copy.deepcopy(model)
+    reduced = copy.deepcopy(model)
     with torch.no_grad():
         seen = model.attention_inputs(inputs)
-    for attention, x_BTD, rank in zip(made.attentions(), seen, ranks, strict=True):
+    for attention, x_BTD, rank in zip(reduced.attentions(), seen, ranks, strict=True):
         left, right = cut(attention, x_BTD, rank, start)
         attention.q, attention.k = _linear(left), _linear(right)
-    return made
+    return reduced
 
 
 def _linear(factor_HDr: Tensor) -> nn.Linear:

@@ -40,7 +40,7 @@ VALIDATION = 500
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Total heads that share 256 dimensions, and how positions are told."""
+    """Total heads that share 256 dimensions, and the position encoding."""
 
     arm: str
     heads: int
@@ -189,8 +189,8 @@ def _norms(curves: dict[str, dict[int, float]]) -> list[Verdict]:
 
 
 def _status(true: Iterable[bool]) -> str:
-    found = list(true)
-    return HELD if all(found) else CONDITIONAL if any(found) else FAILED
+    checks = list(true)
+    return HELD if all(checks) else CONDITIONAL if any(checks) else FAILED
 
 
 def _count(true: dict[tuple[str, str], bool]) -> str:
@@ -216,10 +216,10 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 
 def _curves(points: Sequence[Point[Settings]]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, list[float]]] = {}
+    errors: dict[str, dict[int, list[float]]] = {}
     for settings, outcome in points:
-        found.setdefault(settings.arm, {}).setdefault(settings.heads, []).append(outcome["validation"])
-    return {arm: {heads: float(np.mean(values)) for heads, values in row.items()} for arm, row in found.items()}
+        errors.setdefault(settings.arm, {}).setdefault(settings.heads, []).append(outcome["validation"])
+    return {arm: {heads: float(np.mean(values)) for heads, values in row.items()} for arm, row in errors.items()}
 
 
 def _error(answers_BTd: Tensor, targets_BTd: Tensor) -> Tensor:

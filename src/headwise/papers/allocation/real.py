@@ -1,7 +1,7 @@
 """A real language model under the claims of paper `allocation`: SmolLM2-135M, 30 layers of 9 heads of 64.
 
 All of it is what `headwise inspect` measures on any model: how sharp softmax is by length, how far logits spread, how
-much attention and the loss feel narrower heads, and how evenly a layer's heads matter.
+sensitive attention and the loss are to narrower heads, and how evenly a layer's heads matter.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from headwise.papers.kit.point import Point
+from headwise.pipelines.profile import inspect_folder
 from headwise.records.papers import CONDITIONAL, FAILED, HELD, Chart, Line, Verdict
 from headwise.records.profile import LayerProfile, rounded
+from headwise.records.settings import InspectConfig
 from headwise.steps.demo import demo_model
-from headwise.steps.inspect import inspect
 
 SHORTEST = 64  # tokens
 NEAR = 0.1
@@ -46,7 +47,8 @@ def run(settings: Settings) -> dict[str, Any]:
     lengths = tuple(SHORTEST * 2**i for i in range((settings.longest // SHORTEST).bit_length()))
     with TemporaryDirectory() as folder:
         model = str(demo_model())
-        profile = inspect(model, Path(folder), tokens=settings.tokens, lengths=lengths, seed=settings.seed)
+        config = InspectConfig(tokens=settings.tokens, lengths=lengths, seed=settings.seed)
+        profile = inspect_folder(model, Path(folder), config=config)
     first = profile.layers[0]
     return {
         "lengths": list(first.lengths),
@@ -57,7 +59,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Slopes and spreads over length; early against late layers: what narrower heads cost, how evenly heads matter."""
-    lengths, widths = points[0].found["lengths"], points[0].found["widths"]
+    lengths, widths = points[0].outcome["lengths"], points[0].outcome["widths"]
     norm, spread, rows = (_values(points, name) for name in ("norm", "spread", "rows"))
     slopes = np.polyfit(np.log(lengths), np.log(norm).T, 1)[0]
     growth = spread[:, -1] / spread[:, 0]
@@ -99,7 +101,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Norms over length, and what halving costs over layers."""
-    lengths = tuple(map(float, points[0].found["lengths"]))
+    lengths = tuple(map(float, points[0].outcome["lengths"]))
     norm = _values(points, "norm")
     shown = range(0, len(norm), max(1, len(norm) // 5))
     layers = tuple(map(float, range(len(norm))))
@@ -124,13 +126,13 @@ def _layer(layer: LayerProfile) -> dict[str, Any]:
     values = layer.values
     means = {short: np.mean(values[name], axis=0).tolist() for short, name in MEANS.items()}
     halves = {name: values[name][len(values[name]) // 2] for name in ("qk_damage", "v_damage")}
-    found = {**means, **halves, "head_damage": values["head_damage"]}
-    return {name: rounded(value) for name, value in found.items()}
+    quantities = {**means, **halves, "head_damage": values["head_damage"]}
+    return {name: rounded(value) for name, value in quantities.items()}
 
 
 def _values(points: Sequence[Point[Settings]], name: str) -> np.ndarray:
     """One quantity of all layers, mean over seeds."""
-    return np.mean([[layer[name] for layer in found["layers"]] for _, found in points], axis=0)
+    return np.mean([[layer[name] for layer in outcome["layers"]] for _, outcome in points], axis=0)
 
 
 def _thirds(by_layer: np.ndarray) -> tuple[float, float]:

@@ -67,10 +67,10 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     loss = _mean(points, "loss")
     lines = []
     for way in WAYS[1:]:
-        found = sorted((1 / saved, value) for (name, saved, norm), value in loss.items() if name == way and not norm)
-        if found:
+        curve = sorted((1 / saved, value) for (name, saved, norm), value in loss.items() if name == way and not norm)
+        if curve:
             whole = loss["whole", 4, False]
-            lines.append(Line(way, (*(x for x, _ in found), 1.0), (*(y for _, y in found), whole)))
+            lines.append(Line(way, (*(x for x, _ in curve), 1.0), (*(y for _, y in curve), whole)))
     return [Chart("Trained from scratch", "share of attention parameters", "nats per character", tuple(lines))]
 
 
@@ -87,8 +87,8 @@ def _layers(settings: Settings) -> tuple[Heads, ...]:
     budget = count * HEADS // settings.saved  # in heads of full width
     left = budget - first * HEADS
     later = _spread(left * dim // HEADS if settings.way == "narrow later" else left, count - first)
-    made = [Heads(HEADS, n, n) if settings.way == "narrow later" else Heads(n, dim, dim) for n in later]
-    return (*(Heads(HEADS, dim, dim),) * first, *made)
+    narrowed = [Heads(HEADS, n, n) if settings.way == "narrow later" else Heads(n, dim, dim) for n in later]
+    return (*(Heads(HEADS, dim, dim),) * first, *narrowed)
 
 
 def _spread(total: int, parts: int) -> list[int]:
@@ -129,8 +129,8 @@ def _mean(points: Sequence[Point[Settings]], name: str) -> dict[tuple[str, int, 
 
 
 def _cells(points: Sequence[Point[Settings]], name: str) -> dict[tuple[str, int, bool], list[float]]:
-    """What was found with all seeds, by way, saving and norm."""
-    found: dict[tuple[str, int, bool], list[float]] = {}
+    """The values of all seeds, by way, saving and norm."""
+    cells: dict[tuple[str, int, bool], list[float]] = {}
     for settings, outcome in points:
-        found.setdefault((settings.way, settings.saved, settings.qk_norm), []).append(outcome[name])
-    return found
+        cells.setdefault((settings.way, settings.saved, settings.qk_norm), []).append(outcome[name])
+    return cells

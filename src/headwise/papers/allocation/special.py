@@ -21,7 +21,7 @@ from headwise.theory.tradeoff import split_heads
 WIDTH, LENGTH, BATCH = 64, 24, 32
 SYMBOLS, PATTERN = 32, 32
 PERIODS = (8, 16)  # shortest and longest; which it is, a model can only tell by what it has seen
-UNSEEN = -1  # not to be told from what came before
+UNSEEN = -1  # cannot be predicted from what came before
 STEEP = 2.0
 TASKS = ("copy", "induction", "nonlinear")
 VALIDATION = 500
@@ -123,10 +123,10 @@ def _induction(settings: Settings) -> float:
 
 
 def _curves(points: Sequence[Point[Settings]]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, list[float]]] = {}
+    errors: dict[str, dict[int, list[float]]] = {}
     for settings, outcome in points:
-        found.setdefault(settings.task, {}).setdefault(settings.heads, []).append(outcome["error"])
-    return {task: {heads: float(np.mean(values)) for heads, values in row.items()} for task, row in found.items()}
+        errors.setdefault(settings.task, {}).setdefault(settings.heads, []).append(outcome["error"])
+    return {task: {heads: float(np.mean(values)) for heads, values in row.items()} for task, row in errors.items()}
 
 
 def _argmin(curve: dict[int, float]) -> int:

@@ -36,7 +36,7 @@ NEAR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The teacher's size and how long it and its students learn."""
+    """The teacher's size and the training steps of it and of its reduced models."""
 
     seed: int
     width: int = 128
@@ -78,14 +78,16 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Slopes on a trained model; whether a narrow head follows its teacher; late against early; layers against all."""
-    slopes = np.array([[_slope(found["lengths"], row["norm"]) for row in found["by_length"]] for _, found in points])
-    growth = np.array([[row["spread"][-1] / row["spread"][0] for row in found["by_length"]] for _, found in points])
+    slopes = np.array(
+        [[_slope(outcome["lengths"], row["norm"]) for row in outcome["by_length"]] for _, outcome in points]
+    )
+    growth = np.array([[row["spread"][-1] / row["spread"][0] for row in outcome["by_length"]] for _, outcome in points])
     return [
         Verdict(
             "trained-saturation",
             HELD if slopes.mean() < -1 + NEAR else CONDITIONAL if slopes.mean() < -NEAR else FAILED,
             f"slope of the norm over length by layer: {', '.join(f'{s:.2f}' for s in slopes.mean(0))}",
-            f"1/L would be -1; up to {points[0].found['lengths'][-1]} characters",
+            f"1/L would be -1; up to {points[0].outcome['lengths'][-1]} characters",
         ),
         Verdict(
             "logits-grow",
@@ -99,15 +101,15 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Norms over length, one head's error over its width, whole models."""
-    settings, found = points[0]
-    x = tuple(map(float, found["lengths"]))
-    lines = [Line(f"layer {i}", x, tuple(row["norm"])) for i, row in enumerate(found["by_length"])]
+    settings, outcome = points[0]
+    x = tuple(map(float, outcome["lengths"]))
+    lines = [Line(f"layer {i}", x, tuple(row["norm"])) for i, row in enumerate(outcome["by_length"])]
     charts = [Chart("Jacobian norm of a trained model", "length", "mean norm", tuple(lines), True, True)]
     for moment in ("before", "after"):
         lines = [
-            Line(f"{start}, layer {i}", tuple(map(float, found["ranks"])), tuple(row[start][moment]))
+            Line(f"{start}, layer {i}", tuple(map(float, outcome["ranks"])), tuple(row[start][moment]))
             for start in STARTS
-            for i, row in enumerate(found["one_head"])
+            for i, row in enumerate(outcome["one_head"])
             if i in {0, settings.layers - 1}
         ]
         title = f"One head cut from {settings.qk_dim} dimensions, {moment} tuning"
@@ -116,10 +118,10 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 
 def _lengths(longest: int) -> list[int]:
-    found = [SHORTEST]
-    while 2 * found[-1] <= longest:
-        found.append(2 * found[-1])
-    return found
+    lengths = [SHORTEST]
+    while 2 * lengths[-1] <= longest:
+        lengths.append(2 * lengths[-1])
+    return lengths
 
 
 @torch.no_grad()
@@ -143,7 +145,7 @@ def _one_head(teacher: Small, layer: int, x_BTD: Tensor, ranks: Sequence[int], s
     fresh = held_out(settings.length, 2 * TUNING)[0][TUNING:]
     with torch.no_grad():
         unseen_BTD = teacher.attention_inputs(fresh)[layer]
-    found: dict[str, Any] = {}
+    by_start: dict[str, Any] = {}
     for start in STARTS:
         before, after = [], []
         for rank in ranks:
@@ -151,8 +153,8 @@ def _one_head(teacher: Small, layer: int, x_BTD: Tensor, ranks: Sequence[int], s
             before.append(_variation(attention, unseen_BTD, left, right))
             left, right = _tuned(attention, x_BTD, left, right, settings.tune)
             after.append(_variation(attention, unseen_BTD, left, right))
-        found[start] = {"before": before, "after": after}
-    return found
+        by_start[start] = {"before": before, "after": after}
+    return by_start
 
 
 def _student_rows(attention: Attention, x_BTD: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ def _tuned(attention: Attention, x_BTD: Tensor, left: Tensor, right: Tensor, ste
 
 def _whole(teacher: Small, seen: Sequence[Tensor], inputs: Tensor, settings: Settings) -> list[dict[str, Any]]:
     """Validation loss of models cut to the same sum of widths in three ways, before and after a short healing."""
-    found = []
+    rows = []
     reading = Reading(settings.length, max(1, 2048 // settings.length), settings.heal, rate=5e-4)
     spectra = [energies(attention, x_BTD) for attention, x_BTD in zip(teacher.attentions(), seen)]
     for share in (4, 8):
@@ -200,15 +202,15 @@ def _whole(teacher: Small, seen: Sequence[Tensor], inputs: Tensor, settings: Set
         }
         for way, ranks in ways.items():
             for start in STARTS:
-                student = narrowed(teacher, inputs, ranks, start)
-                before = validation_loss(student, settings.length)
-                healed = copy.deepcopy(student)
+                reduced = narrowed(teacher, inputs, ranks, start)
+                before = validation_loss(reduced, settings.length)
+                healed = copy.deepcopy(reduced)
                 teach(healed, reading, settings.seed)
                 after = validation_loss(healed, settings.length)
-                found.append(
+                rows.append(
                     {"way": way, "start": start, "ranks": ranks, "total": total, "before": before, "after": after}
                 )
-    return found
+    return rows
 
 
 def _later(settings: Settings, total: int) -> list[int]:
@@ -238,7 +240,7 @@ def _heads(points: Sequence[Point[Settings]]) -> list[Verdict]:
         for s in STARTS
     }
     svd, weighted = last["svd"], last["weighted"]
-    rank, width = points[0].found["ranks"][-1], points[0].settings.qk_dim
+    rank, width = points[0].outcome["ranks"][-1], points[0].settings.qk_dim
     follows = svd["after"].mean() < 0.1  # noqa: PLR2004
     third = max(1, svd["after"].shape[1] // 3)
     early, late = svd["before"][:, :third].mean(), svd["before"][:, -third:].mean()
@@ -268,12 +270,12 @@ def _heads(points: Sequence[Point[Settings]]) -> list[Verdict]:
 def _wholes(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Extra loss of whole models by way of sharing, at the smaller total."""
     extra: dict[tuple[str, str, str], list[float]] = {}
-    for _, found in points:
-        least = min(row["total"] for row in found["whole"])
-        for row in found["whole"]:
+    for _, outcome in points:
+        least = min(row["total"] for row in outcome["whole"])
+        for row in outcome["whole"]:
             if row["total"] == least:
                 for moment in ("before", "after"):
-                    extra.setdefault((row["way"], row["start"], moment), []).append(row[moment] - found["loss"])
+                    extra.setdefault((row["way"], row["start"], moment), []).append(row[moment] - outcome["loss"])
     mean = {key: float(np.mean(values)) for key, values in extra.items()}
     shown = "; ".join(
         f"{way}: "

@@ -52,7 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """The formula away from its pole; heads of one width on both sides of it; one total width."""
     far = [p for p in points if not 1 / FAR < p.settings.heads * p.settings.head_dim / p.settings.tokens < FAR]
-    off = max(abs(found["condition"] / found["predicted"] - 1) for _, found in far)
+    off = max(abs(outcome["condition"] / outcome["predicted"] - 1) for _, outcome in far)
     by_dim = _curve(points, lambda s: s.head_dim == 64 and s.tokens != LONG)  # noqa: PLR2004
     by_width = _curve(points, lambda s: s.heads * s.head_dim == 768 and s.tokens != LONG)  # noqa: PLR2004
     long = _curve(points, lambda s: s.tokens == LONG)
@@ -100,11 +100,11 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 
 def _curve(points: Sequence[Point[Settings]], chosen: Any, key: str = "condition") -> dict[int, float]:
-    found: dict[int, list[float]] = {}
+    by_heads: dict[int, list[float]] = {}
     for settings, outcome in points:
         if chosen(settings):
-            found.setdefault(settings.heads, []).append(outcome[key])
-    return {heads: float(np.median(values)) for heads, values in sorted(found.items())}
+            by_heads.setdefault(settings.heads, []).append(outcome[key])
+    return {heads: float(np.median(values)) for heads, values in sorted(by_heads.items())}
 
 
 def _show(curve: dict[int, float]) -> str:

@@ -120,7 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
-    """The shape of an arm and how long it is trained."""
+    """The shape of an arm and its training steps."""
     base = BASE[data]
     if name == "baseline" or name in LONG_RANGE:
         return LONG_RANGE.get(name, base), steps
@@ -128,15 +128,15 @@ def arm(data: str, name: str, steps: int) -> tuple[Stack, int]:
     heads = 1 if "shallow" in name else 2
     kept = "head_dim" if "wide" in name else "width"
     mlp = 0.5 if "half MLP" in name else 1.0
-    made = lean(base, more_heads=heads, keep_layers=depth, keep_mlp=mlp, keep=kept)
+    stack = lean(base, more_heads=heads, keep_layers=depth, keep_mlp=mlp, keep=kept)
     if "equal size" in name:
-        spare = (base.weights - made.weights) // (2 * made.width * made.layers)
-        return replace(made, mlp=made.mlp + spare), steps
+        spare = (base.weights - stack.weights) // (2 * stack.width * stack.layers)
+        return replace(stack, mlp=stack.mlp + spare), steps
     if name == "lean equal work":
-        return made, round(steps * base.weights / made.weights)
+        return stack, round(steps * base.weights / stack.weights)
     if "equal time" in name:
-        return made, round(steps / STEP_TIME[name.removesuffix(" equal time")][data])
-    return made, steps
+        return stack, round(steps / STEP_TIME[name.removesuffix(" equal time")][data])
+    return stack, steps
 
 
 class Text:
@@ -196,8 +196,8 @@ class Labels:
 
 
 def _in_patches(name: str) -> Labelled:
-    found = digits() if name == "images" else cifar10(PHOTOS)
-    return Labelled(patches(found.inputs, PATCHES[name]), found.labels, found.train)
+    labelled = digits() if name == "images" else cifar10(PHOTOS)
+    return Labelled(patches(labelled.inputs, PATCHES[name]), labelled.labels, labelled.train)
 
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
@@ -308,8 +308,8 @@ def _one_layer(scores: dict[str, dict[str, float]], noise: dict[str, float]) -> 
 def _conditioning(points: Sequence[Point[Settings]]) -> Verdict:
     """Whether more heads condition trained models better too, and whether that goes with a lower loss."""
     rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    for settings, found in points:
-        cell = (float(np.mean(found["before"])), float(np.mean(found["after"])), found["training"])
+    for settings, outcome in points:
+        cell = (float(np.mean(outcome["before"])), float(np.mean(outcome["after"])), outcome["training"])
         rows.setdefault((settings.data, settings.arm), []).append(cell)
     mean = {key: np.mean(cells, axis=0) for key, cells in rows.items()}
     pairs = [(data, mean[data, "shallow"], mean[data, "lean"]) for data in dict.fromkeys(data for data, _ in mean)]
@@ -334,19 +334,19 @@ def _conditioning(points: Sequence[Point[Settings]]) -> Verdict:
 def _conditions(model: nn.Module, inputs: Tensor) -> list[float]:
     """For each layer the median log10 of the condition number of its heads' outputs side by side."""
     body = cast("Small", model.body if isinstance(model, Classifier) else model)
-    found = []
+    logs = []
     for attention, x_BTD in zip(body.attentions(), body.attention_inputs(inputs)):
         s = gram_singular_values(attention.heads(x_BTD))
         worst = s[:, 0] / s[:, -1].clamp(min=SINGULAR * s[:, 0])
-        found.append(float(worst.log10().median()))
-    return found
+        logs.append(float(worst.log10().median()))
+    return logs
 
 
 def _table(points: Sequence[Point[Settings]]) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     """Mean scores, and means of parameters and seconds, by data and arm."""
     rows: dict[str, dict[str, list[Any]]] = {}
-    for settings, found in points:
-        rows.setdefault(settings.data, {}).setdefault(settings.arm, []).append(found)
+    for settings, outcome in points:
+        rows.setdefault(settings.data, {}).setdefault(settings.arm, []).append(outcome)
 
     def mean(name: str) -> dict[str, dict[str, float]]:
         return {d: {a: float(np.mean([f[name] for f in some])) for a, some in row.items()} for d, row in rows.items()}
@@ -359,8 +359,8 @@ def _table(points: Sequence[Point[Settings]]) -> tuple[dict[str, dict[str, float
 def _noise(points: Sequence[Point[Settings]]) -> dict[str, float]:
     """For each data set the difference of mean scores up to which two arms count as equal."""
     cells: dict[str, dict[str, list[float]]] = {}
-    for settings, found in points:
-        cells.setdefault(settings.data, {}).setdefault(settings.arm, []).append(found["score"])
+    for settings, outcome in points:
+        cells.setdefault(settings.data, {}).setdefault(settings.arm, []).append(outcome["score"])
     return {data: margin(row.values(), NOISE[data]) for data, row in cells.items()}
 
 

@@ -1,4 +1,4 @@
-"""ListOps: nested lists of digits under MAX, MIN, MED (median) and SM (sum modulo 10), made here."""
+"""ListOps: nested lists of digits under MAX, MIN, MED (median) and SM (sum modulo 10), generated here."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MOST, DEEPEST, NESTED = 5, 4, 0.3
 def listops(count: int, length: int) -> Labelled:
     """``count`` different expressions of at most ``length`` words with their values; a tenth is held out."""
     generator = random.Random(0)
-    found: dict[tuple[int, ...], int] = {}
-    while len(found) < count:
+    values: dict[tuple[int, ...], int] = {}
+    while len(values) < count:
         words, value = _expression(generator, 0)
         if length // 4 <= len(words) <= length:
-            found[tuple(words)] = value
+            values[tuple(words)] = value
     inputs = torch.full((count, length), PAD)
-    for row, words in zip(inputs, found):
+    for row, words in zip(inputs, values):
         row[: len(words)] = torch.tensor(words)
-    return Labelled(inputs, torch.tensor(list(found.values())), count * 9 // 10)
+    return Labelled(inputs, torch.tensor(list(values.values())), count * 9 // 10)
 
 
 def _expression(generator: random.Random, depth: int) -> tuple[list[int], int]:

@@ -64,19 +64,19 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Which counts agree, what is saved, and what would fit where they do not."""
-    found = points[0].found
+    outcome = points[0].outcome
     offs = {
-        name: max(abs(count / MILLION / told - 1) for count, told in zip(counted, reported))
-        for name, reported, counted, _ in found["rows"]
+        name: max(abs(count / MILLION / paper - 1) for count, paper in zip(counted, reported))
+        for name, reported, counted, _ in outcome["rows"]
     }
-    saved = [1 - after / before for _, (before, after), _, _ in found["rows"]]
+    saved = [1 - after / before for _, (before, after), _, _ in outcome["rows"]]
     agree = sum(off < AGREE for off in offs.values())
     shown = "; ".join(
         f"{name} {counted[0] / MILLION:.2f} -> {counted[1] / MILLION:.2f} M ({note})"
-        for name, _, counted, note in found["rows"]
+        for name, _, counted, note in outcome["rows"]
     )
-    fits = ", ".join(f"{name} {count / MILLION:.1f} M" for name, count in found["other"].items())
-    lean = {name: 1 - after / before for name, (before, after) in found["open"].items()}
+    fits = ", ".join(f"{name} {count / MILLION:.1f} M" for name, count in outcome["other"].items())
+    lean = {name: 1 - after / before for name, (before, after) in outcome["open"].items()}
     return [
         Verdict(
             "counts",
@@ -95,7 +95,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Counted against reported."""
-    rows = points[0].found["rows"]
+    rows = points[0].outcome["rows"]
     x = tuple(float(index + 1) for index in range(len(rows)))
     lines = []
     for index, name in enumerate(("before", "lean")):

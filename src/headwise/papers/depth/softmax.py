@@ -127,10 +127,12 @@ def _weights(rows: int, columns: int, spread: float, generator: torch.Generator)
 
 
 def _curves(points: Sequence[Point[Settings]]) -> dict[tuple[str, str], dict[int, float]]:
-    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    conditions: dict[tuple[str, str], dict[int, list[float]]] = {}
     for settings, outcome in points:
-        found.setdefault((settings.of, settings.kept), {}).setdefault(settings.heads, []).append(outcome["condition"])
-    return {key: {h: float(np.median(v)) for h, v in sorted(row.items())} for key, row in found.items()}
+        conditions.setdefault((settings.of, settings.kept), {}).setdefault(settings.heads, []).append(
+            outcome["condition"]
+        )
+    return {key: {h: float(np.median(v)) for h, v in sorted(row.items())} for key, row in conditions.items()}
 
 
 def _line(name: str, curve: dict[int, float]) -> Line:

@@ -68,11 +68,11 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Measured against promised."""
-    pairs = [p for _, found in points for p in zip(found["one_head"]["error"], found["one_head"]["bound"])]
-    broken = max(error for _, found in points for error in found["one_head"]["gate_1"])
-    mended = max(found["one_head"]["gate_2"][-1] for _, found in points)
+    pairs = [p for _, outcome in points for p in zip(outcome["one_head"]["error"], outcome["one_head"]["bound"])]
+    broken = max(error for _, outcome in points for error in outcome["one_head"]["gate_1"])
+    mended = max(outcome["one_head"]["gate_2"][-1] for _, outcome in points)
     share = max(error / bound for error, bound in pairs)
-    steps = [s for _, found in points for s in zip(found["steps"], found["maximum"], found["memorised"])]
+    steps = [s for _, outcome in points for s in zip(outcome["steps"], outcome["maximum"], outcome["memorised"])]
     within = all(error <= eps for eps, error, _ in steps) and all(e <= LOOK_UPS * eps for eps, _, e in steps)
     return [
         Verdict(
@@ -93,7 +93,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Error and bound over sharpness."""
-    one_head = points[0].found["one_head"]
+    one_head = points[0].outcome["one_head"]
     x = tuple(one_head["sharpness"])
     names = {
         "error": "random texts",

@@ -152,11 +152,11 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     for control, name in ((False, f"{HEAD_DIM} dimensions per head"), (True, f"{CONTROL_WIDTH} dimensions in all")):
         lines = []
         for kind in ("train", "held_out"):
-            found = _mean(points, kind, control)
-            for side in sorted({side for _, side in found}):
-                heads = sorted(h for h, s in found if s == side)
+            accuracy = _mean(points, kind, control)
+            for side in sorted({side for _, side in accuracy}):
+                heads = sorted(h for h, s in accuracy if s == side)
                 label = f"{kind.replace('_', ' ')}, canvas {side}"
-                lines.append(Line(label, tuple(map(float, heads)), tuple(found[h, side] for h in heads)))
+                lines.append(Line(label, tuple(map(float, heads)), tuple(accuracy[h, side] for h in heads)))
         if lines:
             charts.append(Chart(f"Images on a canvas, {name}", "heads", "accuracy", tuple(lines), True))
     return charts
@@ -180,8 +180,8 @@ def _mean(points: Sequence[Point[Settings]], kind: str, control: bool) -> dict[t
 
 def _cells(points: Sequence[Point[Settings]], kind: str, control: bool) -> dict[tuple[int, int], list[float]]:
     """Accuracies of all seeds by heads and canvas."""
-    found: dict[tuple[int, int], list[float]] = {}
+    cells: dict[tuple[int, int], list[float]] = {}
     for settings, outcome in points:
         if settings.control == control:
-            found.setdefault((settings.heads, settings.side), []).append(outcome[kind])
-    return found
+            cells.setdefault((settings.heads, settings.side), []).append(outcome[kind])
+    return cells

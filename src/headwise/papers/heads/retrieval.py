@@ -161,11 +161,11 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 def _cells(points: Sequence[Point[Settings]], over: Any) -> dict[int, dict[int, dict[int, float]]]:
     """NMSE by table, heads and tokens, taken ``over`` seeds."""
-    found: dict[int, dict[int, dict[int, float]]] = {}
+    errors: dict[int, dict[int, dict[int, float]]] = {}
     for settings, outcome in points:
-        row = found.setdefault(settings.table, {}).setdefault(settings.heads, {})
+        row = errors.setdefault(settings.table, {}).setdefault(settings.heads, {})
         row[settings.tokens] = float(over(outcome["nmse"]))
-    return found
+    return errors
 
 
 def _curve(cells: dict[int, float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -215,12 +215,13 @@ def _reversal(best: dict[int, dict[int, dict[int, float]]]) -> Verdict:
         heads = sorted(best[number])
         lengths = sorted(best[number][heads[0]])
         errors = [[best[number][h][T] for T in lengths] for h in heads]
-        found = estimate_intrinsic_dimension(heads, errors, table.layers)
-        first = next((h for h, score in zip(heads, found.scores) if score > 0), None)
+        estimate = estimate_intrinsic_dimension(heads, errors, table.layers)
+        first = next((h for h, score in zip(heads, estimate.scores) if score > 0), None)
         right += first == table.enough
-        scores = "/".join(f"{score:.2g}" for score in found.scores)
+        scores = "/".join(f"{score:.2g}" for score in estimate.scores)
         shown.append(
-            f"table {number}: R = {scores}, first positive at {first}, ours says D = {found.at_least}..{found.at_most}"
+            f"table {number}: R = {scores}, first positive at {first}, "
+            f"ours says D = {estimate.at_least}..{estimate.at_most}"
         )
     if not tables:
         return Verdict("reversal", OPEN, "in full only")

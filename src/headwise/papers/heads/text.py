@@ -55,22 +55,24 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Top-1 accuracy on training and held-out queries."""
-    found, T = passages(WORDS, WIDTH), settings.candidates
+    vectors_ND, T = passages(WORDS, WIDTH), settings.candidates
     width = CONTROL_WIDTH if settings.control else HEAD_DIM * settings.heads
     shape = Shape(width, (Heads.square(settings.heads, width),) * LAYERS, 2 * width, T + 1, False, "none")
     model = seeded(settings.seed, lambda: Small(shape, Passages(width), 1))
-    asks = torch.randperm(len(found) - 1, generator=torch.Generator().manual_seed(1))
+    asks = torch.randperm(len(vectors_ND) - 1, generator=torch.Generator().manual_seed(1))
     train, held = asks[: settings.queries], asks[-HELD_OUT:]
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = train[torch.randint(len(train), (BATCH,), generator=generator)]
-        return _packed(found, chosen, T)
+        return _packed(vectors_ND, chosen, T)
 
     def loss(answers_BT1: Tensor, places_B: Tensor) -> Tensor:
         return F.cross_entropy(answers_BT1[:, 1:, 0], places_B)
 
     fit(model, batch, loss, steps=settings.steps, rate=1e-3, seed=settings.seed)
-    scores = {name: _accuracy(model, found, ids[:HELD_OUT], T) for name, ids in (("train", train), ("held_out", held))}
+    scores = {
+        name: _accuracy(model, vectors_ND, ids[:HELD_OUT], T) for name, ids in (("train", train), ("held_out", held))
+    }
     return {**scores, "parameters": parameters(model)}
 
 
@@ -138,25 +140,25 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     for control, name in ((False, "32 dimensions per head"), (True, f"{CONTROL_WIDTH} dimensions in all")):
         lines = []
         for kind in ("train", "held_out"):
-            found = _mean(points, kind, control)
-            for T in sorted({T for _, T in found}):
-                heads = sorted(h for h, tokens in found if tokens == T)
+            accuracy = _mean(points, kind, control)
+            for T in sorted({T for _, T in accuracy}):
+                heads = sorted(h for h, tokens in accuracy if tokens == T)
                 label = f"{kind.replace('_', ' ')}, T={T}"
-                lines.append(Line(label, tuple(map(float, heads)), tuple(found[h, T] for h in heads)))
+                lines.append(Line(label, tuple(map(float, heads)), tuple(accuracy[h, T] for h in heads)))
         if lines:
             charts.append(Chart(f"Text retrieval, {name}", "heads", "top-1 accuracy", tuple(lines), True))
     return charts
 
 
-def _packed(found: Tensor, asks_B: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+def _packed(vectors_ND: Tensor, asks_B: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     """The passage that asks, then its continuation hidden among others; where the continuation is.
 
     A query always has the same other candidates.
     """
-    others, places = _hidden(len(found), candidates)
+    others, places = _hidden(len(vectors_ND), candidates)
     chosen, places_B = others[asks_B].clone(), places[asks_B]
     chosen[torch.arange(len(asks_B)), places_B] = asks_B + 1
-    return found[torch.cat([asks_B[:, None], chosen], dim=1)], places_B
+    return vectors_ND[torch.cat([asks_B[:, None], chosen], dim=1)], places_B
 
 
 @cache
@@ -167,17 +169,17 @@ def _hidden(count: int, candidates: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, found: Tensor, asks: Tensor, candidates: int) -> float:
+def _accuracy(model: nn.Module, vectors_ND: Tensor, asks: Tensor, candidates: int) -> float:
     right = 0
     for part in asks.split(100):
-        inputs, places = _packed(found, part, candidates)
+        inputs, places = _packed(vectors_ND, part, candidates)
         right += int((model(inputs)[:, 1:, 0].argmax(1) == places).sum())
     return right / len(asks)
 
 
 def _mean(points: Sequence[Point[Settings]], kind: str, control: bool) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], list[float]] = {}
+    cells: dict[tuple[int, int], list[float]] = {}
     for settings, outcome in points:
         if settings.control == control:
-            found.setdefault((settings.heads, settings.candidates), []).append(outcome[kind])
-    return {key: float(np.mean(values)) for key, values in found.items()}
+            cells.setdefault((settings.heads, settings.candidates), []).append(outcome[kind])
+    return {key: float(np.mean(values)) for key, values in cells.items()}

@@ -91,10 +91,10 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 
 def _curves(points: Sequence[Point[Settings]]) -> dict[tuple[int, int], dict[int, float]]:
-    found: dict[tuple[int, int], dict[int, float]] = {}
+    curves: dict[tuple[int, int], dict[int, float]] = {}
     for settings, outcome in points:
-        found.setdefault((settings.heads, settings.tokens), {})[settings.hidden] = min(outcome["nmse"])
-    return found
+        curves.setdefault((settings.heads, settings.tokens), {})[settings.hidden] = min(outcome["nmse"])
+    return curves
 
 
 def _line(curve: dict[int, float]) -> tuple[float, float]:

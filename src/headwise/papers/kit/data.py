@@ -16,7 +16,7 @@ from headwise.files.errors import InputError
 
 SYMBOLS = 128
 FIFTH = 5
-RARE = 20  # a word found so often counts half
+RARE = 20  # a word that occurs so often counts half
 DIGIT_SIDE = 8
 DIGITS_TRAIN = 1400
 
@@ -47,9 +47,9 @@ def characters() -> Split:
 @cache
 def topics() -> dict[str, str]:
     """The chapters of Python's language reference as ``help()`` shows them, the longest first."""
-    from pydoc_data.topics import topics as found  # noqa: PLC0415 - large
+    from pydoc_data.topics import topics as chapters_by_name  # noqa: PLC0415 - large
 
-    texts = {name: re.sub(r"\s+", " ", text) for name, text in found.items()}
+    texts = {name: re.sub(r"\s+", " ", text) for name, text in chapters_by_name.items()}
     return dict(sorted(texts.items(), key=lambda item: -len(item[1])))
 
 
@@ -63,10 +63,10 @@ def chapters(labels: int, length: int, per_label: int) -> Labelled:
         codes = _codes(text)
         pieces.append(codes[: len(codes) // length * length].view(-1, length)[:per_label])
         names.append(torch.full((len(pieces[-1]),), label))
-    inputs, found = torch.cat(pieces), torch.cat(names)
-    held = torch.arange(len(found)) % FIFTH == FIFTH - 1
+    inputs, labels_N = torch.cat(pieces), torch.cat(names)
+    held = torch.arange(len(labels_N)) % FIFTH == FIFTH - 1
     order = torch.cat([torch.nonzero(~held)[:, 0], torch.nonzero(held)[:, 0]])
-    return Labelled(inputs[order], found[order], int((~held).sum()))
+    return Labelled(inputs[order], labels_N[order], int((~held).sum()))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Runs grids of settings: what is finished is never run again, the rest side by side, here or on Ray."""
+"""Runs grids of settings in parallel, here or on Ray; finished settings are not run again."""
 
 from __future__ import annotations
 
@@ -62,37 +62,37 @@ def run_grids(
     jobs = [job for names, grid in grids.items() for job in Job.all(*names, grid)]
     left = [job for job in jobs if not job.path(folder).is_file()]
     missing = Counter((job.paper, job.experiment) for job in left)
-    found = {names: _check(*names, grid, folder, size) for names, grid in grids.items() if not missing[names]}
-    done, wrong = len(jobs) - len(left), None
+    findings = {names: _check(*names, grid, folder, size) for names, grid in grids.items() if not missing[names]}
+    done, failure = len(jobs) - len(left), None
     progress(done, len(jobs), "papers")
     for outcome in on_ray(measure, left) if ray else _on_cores(left):
         if isinstance(outcome, InputError):
-            wrong = outcome
+            failure = outcome
             continue
         outcome.save(folder)
         names = (outcome.paper, outcome.experiment)
         missing[names] -= 1
         if not missing[names]:
-            found[names] = _check(*names, grids[names], folder, size)
+            findings[names] = _check(*names, grids[names], folder, size)
         done += 1
         progress(done, len(jobs), "/".join(names))
-    if wrong is not None:
-        raise wrong
-    return [found[names] for names in grids]
+    if failure is not None:
+        raise failure
+    return [findings[names] for names in grids]
 
 
 def measure(job: Job) -> Outcome | InputError:
-    """Run one setting in one thread; what it lacks is told, so that others go on."""
+    """Run one setting in one thread; an `InputError` is returned, so that others go on."""
     torch.set_num_threads(1)
     module = module_of(job.paper, job.experiment)
     start = time.process_time()
     try:
-        found = module.run(module.Settings(**job.settings))
+        measured = module.run(module.Settings(**job.settings))
     except InputError as error:
         return error
     versions = {"headwise": version("headwise"), "torch": torch.__version__, "python": platform.python_version()}
     seconds = round(time.process_time() - start, 3)
-    return Outcome(job.paper, job.experiment, job.recipe, job.settings, found, seconds, versions)
+    return Outcome(job.paper, job.experiment, job.recipe, job.settings, measured, seconds, versions)
 
 
 def _on_cores(jobs: Sequence[Job]) -> Generator[Outcome | InputError, None, None]:
@@ -127,7 +127,7 @@ def _end_with_parent() -> None:
 def _check(paper: str, experiment: str, grid: Sequence[Any], folder: Path, size: str) -> Findings:
     module = module_of(paper, experiment)
     outcomes = [_load(job, folder) for job in Job.all(paper, experiment, grid)]
-    points = [Point(settings, outcome.found) for settings, outcome in zip(grid, outcomes, strict=True)]
+    points = [Point(settings, outcome.measured) for settings, outcome in zip(grid, outcomes, strict=True)]
     seconds = round(sum(outcome.seconds for outcome in outcomes), 1)
     try:
         verdicts, charts = tuple(module.check(points)), tuple(module.draw(points))

@@ -17,7 +17,7 @@ EVALUATION = 32  # windows
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a language model is trained: windows of ``length`` characters, ``batch`` at once, for ``steps``."""
+    """The training of a language model: windows of ``length`` characters, ``batch`` at once, for ``steps``."""
 
     length: int
     batch: int
@@ -33,7 +33,7 @@ def language_model(shape: Shape, reading: Reading, seed: int) -> Small:
 
 
 def teach(model: nn.Module, reading: Reading, seed: int) -> list[float]:
-    """Train a model on the text, in place; its losses."""
+    """Train a model on the text, in place; returns its losses."""
     batch = windows(characters().train, reading.length, reading.batch)
     return fit(model, batch, next_loss, steps=reading.steps, rate=reading.rate, seed=seed, decay=0.01)
 

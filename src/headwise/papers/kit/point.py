@@ -9,7 +9,7 @@ S = TypeVar("S")
 
 
 class Point(NamedTuple, Generic[S]):
-    """Settings and what was found there."""
+    """Settings and the values measured with them."""
 
     settings: S
-    found: Mapping[str, Any]
+    outcome: Mapping[str, Any]

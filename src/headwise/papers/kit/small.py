@@ -132,7 +132,7 @@ class Block(nn.Module):
 
 
 class Small(nn.Module):
-    """``reads`` turns inputs into vectors, blocks follow, ``writes`` turns the stream into answers."""
+    """``reads`` turns inputs into vectors, blocks follow, ``writes`` turns the stream into outputs."""
 
     def __init__(self, shape: Shape, reads: nn.Module, outputs: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Small(nn.Module):
         self.writes = nn.Linear(shape.width, outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Answers for every token."""
+        """Outputs for every token."""
         return self.writes(self.norm(self.stream(inputs)))
 
     def stream(self, inputs: Tensor) -> Tensor:
@@ -154,12 +154,12 @@ class Small(nn.Module):
         return x_BTD
 
     def attention_inputs(self, inputs: Tensor) -> list[Tensor]:
-        """What the attention of each layer is given."""
-        x_BTD, found = self._enter(inputs), []
+        """The inputs of the attention of each layer."""
+        x_BTD, entering = self._enter(inputs), []
         for block in self._blocks():
-            found.append(block.before_attention(x_BTD))
+            entering.append(block.before_attention(x_BTD))
             x_BTD = block(x_BTD)
-        return found
+        return entering
 
     def attentions(self) -> list[Attention]:
         """The attention of each layer."""

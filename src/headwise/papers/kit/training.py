@@ -26,7 +26,7 @@ def fit(
     seed: int,
     decay: float = 0.0,
 ) -> list[float]:
-    """Train ``model`` in place; the losses of all steps. Batches and dropout are decided by ``seed`` alone."""
+    """Train ``model`` in place; returns the losses of all steps. Batches and dropout depend on ``seed`` alone."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -45,18 +45,18 @@ def _fit(
         for group in optimiser.param_groups:
             group["lr"] = rate * min(1.0, (share + 1 / steps) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
         inputs, targets = batch(generator)
-        found = loss(model(inputs), targets)
+        value = loss(model(inputs), targets)
         optimiser.zero_grad()
-        found.backward()
+        value.backward()
         nn.utils.clip_grad_norm_(trained, CLIP)
         optimiser.step()
-        losses.append(float(found.detach()))
+        losses.append(float(value.detach()))
     model.eval()
     return losses
 
 
 def seeded(seed: int, build: Callable[[], Model]) -> Model:
-    """A model whose start is decided by ``seed`` alone, whatever was drawn before."""
+    """A model whose initial weights depend on ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

@@ -21,31 +21,31 @@ LOOKED_AT = 64
 
 def train_classifier(data: str, sizes: Heads, seed: int, steps: int) -> dict[str, Any]:
     """Accuracy and loss of a two-layer classifier, and rank over n of its first layer before and after."""
-    found = _data(data)
-    shape = Shape(WIDTH, (sizes,) * 2, 2 * WIDTH, found.inputs.shape[1], False)
+    labelled = _data(data)
+    shape = Shape(WIDTH, (sizes,) * 2, 2 * WIDTH, labelled.inputs.shape[1], False)
     reads = (lambda: nn.Linear(1, WIDTH)) if data == "digits" else (lambda: nn.Embedding(SYMBOLS, WIDTH))
-    labels = int(found.labels.max()) + 1
+    labels = int(labelled.labels.max()) + 1
     model = seeded(seed, lambda: Classifier(shape, reads(), labels))
-    before = _ranks(model, found)
-    fit(model, batches(found, BATCH), F.cross_entropy, steps=steps, rate=2e-3, seed=seed)
+    before = _ranks(model, labelled)
+    fit(model, batches(labelled, BATCH), F.cross_entropy, steps=steps, rate=2e-3, seed=seed)
     with torch.no_grad():
-        logits = torch.cat([model(part) for part in found.inputs.split(BATCH)])
-    right = (logits.argmax(1) == found.labels).float()
-    losses = F.cross_entropy(logits, found.labels, reduction="none")
+        logits = torch.cat([model(part) for part in labelled.inputs.split(BATCH)])
+    right = (logits.argmax(1) == labelled.labels).float()
+    losses = F.cross_entropy(logits, labelled.labels, reduction="none")
     return {
-        "train": float(right[: found.train].mean()),
-        "held_out": float(right[found.train :].mean()),
-        "train_loss": float(losses[: found.train].mean()),
+        "train": float(right[: labelled.train].mean()),
+        "held_out": float(right[labelled.train :].mean()),
+        "train_loss": float(losses[: labelled.train].mean()),
         "before": before,
-        "after": _ranks(model, found),
+        "after": _ranks(model, labelled),
     }
 
 
 def _data(name: str) -> Labelled:
     if name == "chapters":
         return chapters(LABELS, LENGTH, 300)
-    found = digits()
-    return Labelled(found.inputs.flatten(1)[..., None], found.labels, found.train)
+    images = digits()
+    return Labelled(images.inputs.flatten(1)[..., None], images.labels, images.train)
 
 
 @torch.no_grad()

@@ -128,8 +128,8 @@ def _mean(cells: dict[tuple[int, int], list[float]]) -> dict[tuple[int, int], fl
 
 def _cells(points: Sequence[Point[Settings]], task: str) -> dict[tuple[int, int], list[float]]:
     """Training losses of all seeds by limit and head width."""
-    found: dict[tuple[int, int], list[float]] = {}
+    losses: dict[tuple[int, int], list[float]] = {}
     for settings, outcome in points:
         if settings.task == task:
-            found.setdefault((settings.limit, settings.head_dim), []).append(outcome["train_loss"])
-    return found
+            losses.setdefault((settings.limit, settings.head_dim), []).append(outcome["train_loss"])
+    return losses

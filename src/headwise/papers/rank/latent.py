@@ -98,8 +98,8 @@ class Watched(nn.Module):
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Whether the rank stops following the head width, as without a latent, and the loss of trained models the rank."""
     table = _table(points)
-    by_dim = {settings.latent: found["by_dim"] for settings, found in points if settings.seed == 0}
-    plain = points[0].found["plain"]
+    by_dim = {settings.latent: outcome["by_dim"] for settings, outcome in points if settings.seed == 0}
+    plain = points[0].outcome["plain"]
     flat = {c: 1 - ranks[-2] / ranks[-1] for c, ranks in sorted(by_dim.items())}
     without = 1 - plain[-2] / plain[-1]
     level = sum(gain < without + NOISE for gain in flat.values())
@@ -168,8 +168,8 @@ def _ranks(model: Watched, length: int) -> dict[str, float]:
 
 def _table(points: Sequence[Point[Settings]]) -> dict[int, dict[int, dict[str, float]]]:
     rows: dict[int, dict[int, list[tuple[float, float, float]]]] = {}
-    for settings, found in points:
-        cell = (found["random"], found["after"]["hard"], found["loss"])
+    for settings, outcome in points:
+        cell = (outcome["random"], outcome["after"]["hard"], outcome["loss"])
         rows.setdefault(settings.head_dim, {}).setdefault(settings.latent, []).append(cell)
     names = ("random", "after", "loss")
     return {

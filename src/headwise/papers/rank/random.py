@@ -64,9 +64,9 @@ def run(settings: Settings) -> dict[str, Any]:
         for start in range(0, settings.repeats, at_once):
             logits = _logits(settings.kind, min(at_once, settings.repeats - start), n, width, generator)
             ranks.append(hard_rank(logits.argmax(-1), n) / n)
-        found = torch.cat(ranks)
-        mean.append(float(found.mean()))
-        error.append(float(found.std() / len(found) ** 0.5))
+        all_ranks = torch.cat(ranks)
+        mean.append(float(all_ranks.mean()))
+        error.append(float(all_ranks.std() / len(all_ranks) ** 0.5))
     soft = [[_soft_rank(settings, width, spread) for width in SOFT_WIDTHS] for spread in SPREADS]
     return {"rank": mean, "error": error, "soft": soft}
 
@@ -132,10 +132,10 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def _soft(points: Sequence[Point[Settings]]) -> Verdict:
     """Whether softmax attention stays below the barrier too, at every length and for all inputs."""
-    found: dict[tuple[str, int], list[Any]] = {}
+    soft: dict[tuple[str, int], list[Any]] = {}
     for settings, outcome in points:
-        found.setdefault((settings.kind, settings.tokens), []).append(outcome["soft"])
-    ranks = {key: np.mean(rows, axis=0)[:, SOFT_WIDTHS.index(64)] for key, rows in found.items()}
+        soft.setdefault((settings.kind, settings.tokens), []).append(outcome["soft"])
+    ranks = {key: np.mean(rows, axis=0)[:, SOFT_WIDTHS.index(64)] for key, rows in soft.items()}
     below = [bool(rank < LIMIT + TOLERANCE) for row in ranks.values() for rank in row]
     longest = max(n for _, n in ranks)
     shown = ", ".join(f"{kind} {'/'.join(f'{rank:.2f}' for rank in ranks[kind, longest])}" for kind in KINDS)
@@ -195,10 +195,10 @@ def _saturation(curves: dict[int, list[float]]) -> list[Verdict]:
     lengths = sorted(curves)
     shown, squares = [], 0
     for share in SHARES:
-        found = [float(np.interp(share * LIMIT, curves[n], WIDTHS)) for n in lengths]
-        spreads = [_uneven(found, lengths, power) for power in (1, 2)]
+        needed = [float(np.interp(share * LIMIT, curves[n], WIDTHS)) for n in lengths]
+        spreads = [_uneven(needed, lengths, power) for power in (1, 2)]
         squares += spreads[1] < spreads[0]
-        widths = ", ".join(f"{w:.0f}" for w in found)
+        widths = ", ".join(f"{w:.0f}" for w in needed)
         shown.append(f"{share:.0%} of the limit at {widths} (ln {spreads[0]:.2f}, ln^2 {spreads[1]:.2f})")
     small = [_small_gain(curves[n]) for n in lengths]
     laws = [_uneven(small, lengths, power) for power in (0, 1, 2)]
@@ -231,7 +231,7 @@ def _uneven(widths: Sequence[float], lengths: Sequence[int], power: int) -> floa
 
 
 def _curves(points: Sequence[Point[Settings]]) -> dict[str, dict[int, list[float]]]:
-    found: dict[str, dict[int, list[list[float]]]] = {}
+    ranks: dict[str, dict[int, list[list[float]]]] = {}
     for settings, outcome in points:
-        found.setdefault(settings.kind, {}).setdefault(settings.tokens, []).append(outcome["rank"])
-    return {k: {n: np.mean(rows, axis=0).tolist() for n, rows in by_n.items()} for k, by_n in found.items()}
+        ranks.setdefault(settings.kind, {}).setdefault(settings.tokens, []).append(outcome["rank"])
+    return {k: {n: np.mean(rows, axis=0).tolist() for n, rows in by_n.items()} for k, by_n in ranks.items()}

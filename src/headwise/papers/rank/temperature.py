@@ -60,17 +60,17 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     """Where 0.63 n is visible, Lemma 1, and the rank at one dimension."""
-    found = _by_width(points)
-    wide = found[64]
+    by_width = _by_width(points)
+    wide = by_width[64]
     near = [
         (t, name)
         for t, row in zip(TEMPERATURES, wide["ranks"])
         for name, rank in zip(NAMES, row)
         if abs(rank - LIMIT) < NEAR
     ]
-    one = [outcome["ranks"][0][0] for outcome in found.values()]
+    one = [outcome["ranks"][0][0] for outcome in by_width.values()]
     warm, cold = wide["ranks"][0], wide["ranks"][-1]
-    promised, kept = (sum(outcome[name] for outcome in found.values()) for name in ("promised", "kept"))
+    promised, kept = (sum(outcome[name] for outcome in by_width.values()) for name in ("promised", "kept"))
     return [
         Verdict(
             "softmax",
@@ -87,7 +87,7 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
         Verdict(
             "one-dimension",
             HELD if one[0] > min(one) + NEAR and one[-1] > min(one) + NEAR else FAILED,
-            f"T = 1, relative 1e-5, widths {'/'.join(map(str, found))}: " + "/".join(f"{rank:.2f}" for rank in one),
+            f"T = 1, relative 1e-5, widths {'/'.join(map(str, by_width))}: " + "/".join(f"{rank:.2f}" for rank in one),
             "full at one dimension in exact arithmetic, where no tolerance is asked for; this is float64 with one",
         ),
     ]
@@ -95,8 +95,8 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
 
 def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
     """Rank over temperature for 64 dimensions."""
-    found = _by_width(points)[64]
-    columns = np.array(found["ranks"]).T
+    wide = _by_width(points)[64]
+    columns = np.array(wide["ranks"]).T
     lines = [Line(name, TEMPERATURES, tuple(column)) for name, column in zip(NAMES, columns.tolist())]
     lines.append(Line("1 - 1/e", (TEMPERATURES[-1], TEMPERATURES[0]), (LIMIT, LIMIT), True))
     return [Chart("Numerical rank, n = 100, 64 dimensions", "temperature", "rank / n", tuple(lines), True)]

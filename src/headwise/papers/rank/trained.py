@@ -84,8 +84,8 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
 
 def _table(points: Sequence[Point[Settings]]) -> dict[str, dict[int, dict[str, float]]]:
     rows: dict[str, dict[int, list[tuple[float, float, float]]]] = {}
-    for settings, found in points:
-        cell = (found["held_out"], found["before"]["hard"], found["after"]["hard"])
+    for settings, outcome in points:
+        cell = (outcome["held_out"], outcome["before"]["hard"], outcome["after"]["hard"])
         rows.setdefault(settings.data, {}).setdefault(settings.head_dim, []).append(cell)
     names = ("held_out", "before", "after")
     return {

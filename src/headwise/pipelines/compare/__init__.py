@@ -1,4 +1,4 @@
-"""Comparisons that decide: several shapes trained on the same data, and what three readings of "equal" say."""
+"""Several shapes trained on the same data, compared at equal parameters, equal tokens and equal wall-clock."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def compare(
     progress: Progress = silent,
     note: Note = lambda text: None,
 ) -> Comparison:
-    """Train a model of every plan with every seed on files, and write what came out to ``folder``.
+    """Train a model of every plan with every seed on files, and write the comparison to ``folder``.
 
-    A rerun does nothing again that is done, and goes on from checkpoints; ``note`` is told of those that were changed
-    in between and are not taken. ``trust_remote_code`` lets ``tokenizer`` run code of its own.
+    A rerun skips finished trainings and resumes from checkpoints; ``note`` is called for checkpoints that were changed
+    in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
@@ -169,27 +169,27 @@ def _ends(plan: Plan) -> str:
 
 def _contenders(plans: Mapping[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
     """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
-    found = []
+    contenders = []
     for (name, plan), speed in zip(plans.items(), speeds, strict=True):
         gained = speed / speeds[0]
         count = tokens if abs(gained - 1) <= SAME else step * whole_steps(tokens * gained, step)
-        found.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
-    return tuple(found)
+        contenders.append(Contender(name, plan.shape_to_build().total_parameters(), speed, count))
+    return tuple(contenders)
 
 
 def _done(tasks: Sequence[Any], on: str, progress: Progress, note: Note) -> list[Any]:
-    """What comes of all tasks, in any order; what is known already is not done again."""
-    found = [known for task in tasks if (known := task.known()) is not None]
+    """The results of all tasks, in any order; finished tasks are not run again."""
+    results = [known for task in tasks if (known := task.known()) is not None]
     missing = [task for task in tasks if task.known() is None]
     if on == "ray" and missing:
-        progress(len(found), len(tasks), "tasks on Ray")
+        progress(len(results), len(tasks), "tasks on Ray")
         for result in on_ray(_quietly, missing, gpu=True):
-            found.append(result)
-            progress(len(found), len(tasks), "tasks on Ray")
-        return found
+            results.append(result)
+            progress(len(results), len(tasks), "tasks on Ray")
+        return results
     for number, task in enumerate(missing):
-        found.append(task.run(_part(progress, task.title, number, len(missing)), note))
-    return found
+        results.append(task.run(_part(progress, task.title, number, len(missing)), note))
+    return results
 
 
 def _quietly(task: Any) -> Any:
@@ -197,12 +197,12 @@ def _quietly(task: Any) -> Any:
 
 
 def _part(progress: Progress, title: str, number: int, count: int) -> Progress:
-    """Tells of one task as a part of all."""
+    """The progress of one task as a part of all."""
 
-    def tell(done: int, total: int, what: str) -> None:
+    def report(done: int, total: int, what: str) -> None:
         progress(PARTS * number + PARTS * done // total, PARTS * count, f"{title} ({number + 1} of {count}): {what}")
 
-    return tell
+    return report
 
 
 def _all_readings(contenders: Sequence[Contender], trials: Sequence[Trial]) -> tuple[Trial, ...]:

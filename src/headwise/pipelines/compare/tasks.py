@@ -1,4 +1,4 @@
-"""The pieces of a comparison, each of which can run in any process that sees the same files."""
+"""The tasks of a comparison, each of which can run in any process that sees the same files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwise.records.training import TrainConfig
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
 from headwise.steps.train.pace import paces
-from headwise.training.processes import in_half, join_processes
+from headwise.training.processes import join_processes, use_bf16
 from headwise.training.work import Work
 
 DATA, TASKS, PACE = "data", "tasks", "pace.json"
@@ -41,14 +41,14 @@ class Setting:
     trust_remote_code: bool = False
 
     def examples(self, plan: Plan, config: TrainConfig, progress: Progress = silent) -> Examples:
-        """What is learnt from; tokens are made once."""
+        """The training examples; text is tokenised once."""
         trusted = {"trust_remote_code": self.trust_remote_code}
         return read_examples(plan, self.data, self.tokenizer, config, self.folder / DATA, progress, **trusted)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Tokens per second of all plans, measured side by side, and in what numbers to train."""
+    """Tokens per second of all plans, measured side by side, and the precision to train in."""
 
     setting: Setting
     plans: tuple[Plan, ...]
@@ -58,32 +58,32 @@ class Timing:
     title = "speed"
 
     def known(self) -> dict[str, Any] | None:
-        """What was measured for the same plans and settings before."""
-        found = _known(self.setting.folder / PACE, self._hash())
-        if found is None:
+        """The result of an earlier run with the same plans and settings."""
+        record = _known(self.setting.folder / PACE, self._hash())
+        if record is None:
             return None
-        paces = found.child("tokens_per_second").nested([len(self.plans)], least=LEAST_PACE)
+        paces = record.child("tokens_per_second").nested([len(self.plans)], least=LEAST_PACE)
         if max(paces) > APART * min(paces):
-            raise found.child("tokens_per_second").error(f"expected speeds within a factor of {APART}")
-        found.choice("precision", ("bf16", "fp32"))
-        return found.content
+            raise record.child("tokens_per_second").error(f"expected speeds within a factor of {APART}")
+        record.choice("precision", ("bf16", "fp32"))
+        return record.content
 
     def run(self, progress: Progress, note: Note) -> dict[str, Any]:
-        """Measure and put it down."""
+        """Measure, and write the result."""
         progress(0, 1, "timing all shapes in turns")
         folder = self.setting.folder
         accelerator = join_processes()
         first = self.plans[0]
         examples = self.setting.examples(first, self.config)
-        half = in_half(accelerator, self.config.precision, first.width)
+        half = use_bf16(accelerator, self.config.precision, first.width)
         task = Task(examples, self.config, half)
-        found = {
+        timing = {
             HASH: self._hash(),
             "tokens_per_second": paces([(plan, task) for plan in self.plans], accelerator.device),
             "precision": "bf16" if half else "fp32",
         }
-        _put(folder / PACE, found)
-        return found
+        _put(folder / PACE, timing)
+        return timing
 
     def _hash(self) -> str:
         config = replace(self.config, tokens=None, seed=0)
@@ -92,7 +92,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """One training of one shape. Its checkpoints lie in ``tasks`` until it is done, then only what came out."""
+    """One training of one shape. Its checkpoints lie in ``tasks`` until it is done, then only its result."""
 
     setting: Setting
     name: str
@@ -103,21 +103,21 @@ class Learning:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Its name in progress and file names."""
         return f"{self.name}-{self.reading}-seed{self.config.seed}"
 
     def known(self) -> Trial | None:
-        """What came out, if it was done before."""
-        found = _known(self._file(), self._hash())
-        if found is None:
+        """The result of an earlier run."""
+        record = _known(self._file(), self._hash())
+        if record is None:
             return None
-        trial = Trial.read(found)
+        trial = Trial.read(record)
         if (trial.shape, trial.seed, trial.reading) != (self.name, self.config.seed, self.reading):
-            raise found.error(f"expected the training {self.title}")
+            raise record.error(f"expected the training {self.title}")
         return trial
 
     def run(self, progress: Progress, note: Note) -> Trial:
-        """Train from the last checkpoint on, and put down what comes out."""
+        """Train from the last checkpoint on, and write the result."""
         folder = self._file().with_suffix("")
         examples = self.setting.examples(self.plan, self.config)
         work = Work(folder, self._hash())
@@ -131,10 +131,10 @@ class Learning:
         curve = tuple((line["tokens"], line["scores"]["loss"]) for line in work.metrics() if "scores" in line)
         tokens, loss = curve[-1]
         best = min(each for _, each in curve)
-        found = Trial(self.name, self.config.seed, self.reading, tokens, loss, best, curve)
-        _put(self._file(), {HASH: self._hash(), **asdict(found)})
+        trial = Trial(self.name, self.config.seed, self.reading, tokens, loss, best, curve)
+        _put(self._file(), {HASH: self._hash(), **asdict(trial)})
         shutil.rmtree(folder, ignore_errors=True)
-        return found
+        return trial
 
     def _file(self) -> Path:
         return self.setting.folder / TASKS / f"{self.title}.json"
@@ -143,20 +143,20 @@ class Learning:
         return run_hash(self.plan, self.data, self.config)
 
 
-def _put(file: Path, found: Mapping[str, Any]) -> None:
-    """Write what came out, sealed by a hash of it."""
-    write_text(file, json.dumps({**found, SEAL: _seal(found)}))
+def _put(file: Path, record: Mapping[str, Any]) -> None:
+    """Write a record, sealed by its hash."""
+    write_text(file, json.dumps({**record, SEAL: _seal(record)}))
 
 
 def _known(file: Path, inputs_hash: str) -> Reader | None:
-    """What was put into ``file`` for the same inputs, or an `InputError` where it was changed since."""
+    """The record in ``file`` if it is of the same inputs, or an `InputError` where it was changed since."""
     if not file.is_file():
         return None
-    found = read_json(file)
-    if found.pop(SEAL, None) != _seal(found):
-        raise InputError(f"{file} was changed since headwise compare wrote it; remove it, and it is made again.")
-    return Reader(found, f"{file}") if found.get(HASH) == inputs_hash else None
+    record = read_json(file)
+    if record.pop(SEAL, None) != _seal(record):
+        raise InputError(f"{file} was changed since headwise compare wrote it; remove it, and it is done again.")
+    return Reader(record, f"{file}") if record.get(HASH) == inputs_hash else None
 
 
-def _seal(found: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+def _seal(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Attention weights cut to a planned shape, along directions that were measured or by the weights alone.
 
-Which RoPE pairs stay is decided before (`reduction.widths.pairs`). Value and output, and query and key where no rotary
+Which RoPE pairs stay is decided before (`reduction.widths.settle`). Value and output, and query and key where no rotary
 position or norm stands between them, are cut jointly, all query heads of a key/value head at once: along the
 directions of a profile, or, the papers' way and the baseline to beat, by truncated SVD of their products. Rotary
 coordinates keep whole pairs. Biases ride along as one more input.
@@ -9,7 +9,7 @@ coordinates keep whole pairs. Biases ride along as one more input.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,32 +17,33 @@ from torch import Tensor
 from headwise.families.weights import AttentionWeights
 from headwise.files.errors import InputError
 from headwise.linalg.joint import joint_truncate
-from headwise.records.plan import LayerPlan
 from headwise.records.shape import LayerShape
+from headwise.reduction.apply import Statistics
+from headwise.reduction.widths.change import Widths
+from headwise.reduction.widths.directions import Kept, kept_directions
+from headwise.reduction.widths.token_weighted import token_directions
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Directions that stay, one per column, and their duals: values of each group, and its free query/key coordinates.
-
-    ``x -> directions duals^T x`` is what is left of a vector.
-    """
-
-    v_directions_GVR: Tensor
-    v_duals_GVR: Tensor
-    qk_directions_GFR: Tensor
-    qk_duals_GFR: Tensor
+def apply(
+    weights: AttentionWeights, change: Widths, layer: LayerShape, statistics: Statistics | None
+) -> AttentionWeights:
+    """The weights that stay of a layer, along directions that ``statistics`` name; without any by the weights alone."""
+    if statistics is None or not change.narrower(layer):
+        return cut_attention(weights, change, layer)
+    if statistics.method == "token-weighted":
+        return cut_attention(weights, change, layer, token_directions(weights, change, layer, statistics))
+    return cut_attention(weights, change, layer, kept_directions(change, layer, statistics))
 
 
 def cut_attention(
-    weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, kept: Kept | None = None
+    weights: AttentionWeights, change: Widths, layer: LayerShape, kept: Kept | None = None
 ) -> AttentionWeights:
-    """The weights a layer keeps under ``plan``, along ``kept`` directions or by SVD; keeping all changes nothing."""
-    weights = keep_heads(weights, plan, layer)
-    if plan.v_dim < layer.v_dim:
-        weights = _cut_values(weights, plan.v_dim) if kept is None else _project_values(weights, kept)
-    if plan.qk_dim < layer.qk_dim:
-        weights = _cut_queries(weights, plan, layer, kept)
+    """The weights a layer keeps under ``change``, along ``kept`` directions or by SVD; keeping all changes nothing."""
+    weights = keep_heads(weights, change, layer)
+    if change.v_dim < layer.v_dim:
+        weights = _cut_values(weights, change.v_dim) if kept is None else _project_values(weights, kept)
+    if change.qk_dim < layer.qk_dim:
+        weights = _cut_queries(weights, change, layer, kept)
     return weights
 
 
@@ -63,14 +64,14 @@ def _merge_groups(weights: AttentionWeights, kv_heads: int) -> AttentionWeights:
     )
 
 
-def keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) -> AttentionWeights:
-    """The heads a layer keeps under ``plan``, at their full widths."""
-    if plan.kept_heads is None and plan.merges(layer):
-        return _merge_groups(weights, plan.kv_heads)
-    if plan.kept_heads is None and (plan.heads, plan.kv_heads) == (layer.heads, layer.kv_heads):
+def keep_heads(weights: AttentionWeights, change: Widths, layer: LayerShape) -> AttentionWeights:
+    """The heads a layer keeps under ``change``, at their full widths."""
+    if change.kept_heads is None and change.merges(layer):
+        return _merge_groups(weights, change.kv_heads)
+    if change.kept_heads is None and (change.heads, change.kv_heads) == (layer.heads, layer.kv_heads):
         return weights
-    groups = torch.tensor(plan.kept_groups(layer), device=weights.w_q_HKD.device)
-    heads = kept_heads(plan, layer).to(groups.device)
+    groups = torch.tensor(change.kept_groups(layer), device=weights.w_q_HKD.device)
+    heads = kept_heads(change, layer).to(groups.device)
 
     def pick(tensor: Tensor, index: Tensor) -> Tensor:
         return tensor if tensor.ndim == 1 else tensor[index]  # one norm serves all heads
@@ -90,14 +91,14 @@ def keep_heads(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape) ->
     )
 
 
-def kept_heads(plan: LayerPlan, layer: LayerShape) -> Tensor:
-    """Original query heads a layer keeps under ``plan``, in their new order."""
-    if plan.kept_heads is not None:
-        return torch.tensor(plan.kept_heads)
-    if plan.merges(layer):
+def kept_heads(change: Widths, layer: LayerShape) -> Tensor:
+    """Original query heads a layer keeps under ``change``, in their new order."""
+    if change.kept_heads is not None:
+        return torch.tensor(change.kept_heads)
+    if change.merges(layer):
         return torch.arange(layer.heads)
-    per_old, per_new = layer.heads // layer.kv_heads, plan.heads // plan.kv_heads
-    return (torch.tensor(plan.kept_groups(layer))[:, None] * per_old + torch.arange(per_new)).flatten()
+    per_old, per_new = layer.heads // layer.kv_heads, change.heads // change.kv_heads
+    return (torch.tensor(change.kept_groups(layer))[:, None] * per_old + torch.arange(per_new)).flatten()
 
 
 def _maybe(function: Callable[..., Tensor], tensor: Tensor | None, *rest: Tensor) -> Tensor | None:
@@ -142,11 +143,11 @@ def _like(tensor: Tensor, other: Tensor) -> Tensor:
     return tensor.to(device=other.device, dtype=other.dtype)
 
 
-def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, kept: Kept | None) -> AttentionWeights:
+def _cut_queries(weights: AttentionWeights, change: Widths, layer: LayerShape, kept: Kept | None) -> AttentionWeights:
     H, G = weights.w_q_HKD.shape[0], weights.w_k_GKD.shape[0]
-    pairs = plan.pairs(layer)
-    turned = _kept_coordinates(plan, layer, weights.w_k_GKD.device)
-    free, free_before = plan.qk_dim - 2 * pairs, layer.qk_dim - layer.rotary
+    pairs = change.pairs(layer)
+    turned = _kept_coordinates(change, layer, weights.w_k_GKD.device)
+    free, free_before = change.qk_dim - 2 * pairs, layer.qk_dim - layer.rotary
     rest = torch.arange(layer.rotary, layer.qk_dim, device=turned.device).expand(G, -1)
     if weights.norm_q is not None:
         # Norms divide by all coordinates and weigh each: coordinates can be picked, not mixed.
@@ -168,10 +169,10 @@ def _cut_queries(weights: AttentionWeights, plan: LayerPlan, layer: LayerShape, 
     return replace(picked, w_q_HKD=w_q, w_k_GKD=w_k, b_q_HK=b_q, b_k_GK=b_k)
 
 
-def _kept_coordinates(plan: LayerPlan, layer: LayerShape, device: torch.device) -> Tensor:
+def _kept_coordinates(change: Widths, layer: LayerShape, device: torch.device) -> Tensor:
     """Rotary coordinates each key/value head keeps, (G, 2 * pairs)."""
     half = layer.rotary // 2
-    named = plan.rope_pairs or (tuple(range(half)),) * plan.kv_heads
+    named = change.rope_pairs or (tuple(range(half)),) * change.kv_heads
     kept_GP = torch.tensor(named, dtype=torch.long, device=device).sort(dim=-1).values
     return torch.cat((kept_GP, kept_GP + half), dim=1)
 

@@ -1,42 +1,35 @@
-"""Which directions of each layer stay under a plan, from the bases and the Fisher information of a profile."""
+"""Which directions of a layer stay when its heads get narrower, from the statistics of a profile."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headwise.files.errors import InputError
-from headwise.records.plan import LayerPlan, Plan
-from headwise.records.shape import LayerShape, ModelShape
-from headwise.reduction.widths.apply import Kept
+from headwise.records.shape import LayerShape
+from headwise.reduction.apply import Statistics
+from headwise.reduction.widths.change import Widths
 
 
-def kept_directions(shape: ModelShape, plan: Plan, tensors: Mapping[str, Tensor]) -> dict[int, Kept]:
-    """For each layer that ``plan`` cuts, the directions the loss feels most. ``tensors`` are those of the profile."""
-    measured = layer_tensors_of(shape.layers, plan, tensors)
-    return {index: _kept(shape.layers[index], plan.layers[index], mine) for index, mine in measured.items()}
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Directions that stay, one per column, and their duals: values of each group, and its free query/key coordinates.
+
+    ``x -> directions duals^T x`` is what is left of a vector.
+    """
+
+    v_directions_GVR: Tensor
+    v_duals_GVR: Tensor
+    qk_directions_GFR: Tensor
+    qk_duals_GFR: Tensor
 
 
-def layer_tensors_of(
-    layers: tuple[LayerShape, ...], plan: Plan, tensors: Mapping[str, Tensor]
-) -> dict[int, dict[str, Tensor]]:
-    """What a profile holds on each layer that ``plan`` makes narrower, by name."""
-    found = {}
-    for index, (layer, change) in enumerate(zip(layers, plan.layers, strict=True)):
-        narrower = change.qk_dim < layer.qk_dim or change.v_dim < layer.v_dim
-        if change.heads and not change.dropped and narrower:
-            if change.merges(layer):
-                raise InputError(f"Layer {index} of the plan merges key/value heads: only --method svd does that.")
-            start = f"{index}."
-            found[index] = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-            if not found[index]:
-                raise InputError(f"The profile has nothing on layer {index}: it was made for another model.")
-    return found
-
-
-def _kept(layer: LayerShape, change: LayerPlan, measured: Mapping[str, Tensor]) -> Kept:
+def kept_directions(change: Widths, layer: LayerShape, statistics: Statistics) -> Kept:
+    """The directions of ``layer`` that the loss feels most, by the bases and the Fisher information of a profile."""
+    measured = measured_of(change, layer, statistics)
     groups = torch.tensor(change.kept_groups(layer))
     pairs, free = layer.rotary // 2, change.qk_dim - 2 * change.pairs(layer)
     values = _most_felt(measured["v_fisher"][groups], change.v_dim)
@@ -47,6 +40,20 @@ def _kept(layer: LayerShape, change: LayerPlan, measured: Mapping[str, Tensor]) 
         _columns(measured["qk_directions"][groups], queries),
         _columns(measured["qk_duals"][groups], queries),
     )
+
+
+def measured_of(change: Widths, layer: LayerShape, statistics: Statistics) -> Mapping[str, Tensor]:
+    """What a profile holds on a layer that is to get narrower; raises where that does not tell what stays."""
+    index = statistics.index
+    if change.merges(layer):
+        raise InputError(f"Layer {index} of the plan merges key/value heads: only --method svd does that.")
+    measured = statistics.require()
+    if measured["v_fisher"].shape[:2] != (layer.kv_heads, layer.v_dim):
+        raise InputError(
+            f"Layer {index} of the plan has other key/value heads than were measured once its widths are cut: only "
+            "--method svd does that."
+        )
+    return measured
 
 
 def _most_felt(fisher_GUU: Tensor, count: int) -> Tensor:

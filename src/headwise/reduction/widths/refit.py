@@ -20,10 +20,11 @@ from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
-from headwise.linalg.refit import OutputFit, attention_pull, fit_queries, fit_temperature
-from headwise.records.plan import LayerPlan, Plan
+from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
+from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
 from headwise.reduction.widths.apply import keep_heads, kept_heads
+from headwise.reduction.widths.change import Widths
 from headwise.runtime.modeling_headwise import rotate
 from headwise.tracing.probe import watching
 from headwise.tracing.stream import Stream
@@ -36,93 +37,102 @@ Piece = Literal["queries", "temperature", "outputs"]
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One attention before and after the cut."""
+    """One attention before and after its changes; ``widths`` where those are its only change."""
 
     site: Site
     layer: LayerShape
-    change: LayerPlan
+    widths: Widths | None
     own: Site
     own_layer: LayerShape
 
 
-def refit_student(
+def refit_model(
     model: PreTrainedModel,
-    student: PreTrainedModel,
+    reduced: PreTrainedModel,
     plan: Plan,
     batches: Sequence[dict[str, Tensor]],
     pieces: Collection[Piece] = ("queries", "outputs"),
     progress: Progress = silent,
 ) -> None:
-    """Fit the attention of ``student``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
+    """Fit the attention of ``reduced``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 
-    ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are left alone where norms
-    stand behind them or where nothing was cut, outputs where a norm stands between them and the residual stream. An
-    encoder is fitted before its decoder, self attention before cross attention.
+    ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are fitted in layers that are
+    narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
+    norm stands between them and the residual stream. An encoder is fitted before its decoder, self attention before
+    cross attention.
     """
-    old = list(zip(sites_of(model), shape_of(model).layers, plan.layers, strict=True))
-    new = iter(zip(sites_of(student), shape_of(student).layers, strict=True))
+    sites, shape = sites_of(model), shape_of(model)
+    new = iter(zip(sites_of(reduced), shape_of(reduced).layers, strict=True))
     pairs = {
-        site.path: None if change.dropped else _Pair(site, layer, change, *next(new)) for site, layer, change in old
+        site.path: None if after is None else _Pair(site, layer, _only_widths(changes), *next(new))
+        for site, layer, changes, after in zip(sites, shape.layers, plan.layers, plan.after(shape), strict=True)
     }
-    blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site, _, _ in old))
+    blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site in sites))
     everything = [*batches, *_beginnings(model, batches)]
     done = 0
     seen: dict[str, Attention] = {}
     with torch.no_grad(), watching(model, seen.__setitem__):
         for stack in dict.fromkeys(stack for stack, _ in blocks):
-            teacher, learner = Stream(model, everything, stack), Stream(student, everything, stack)
+            whole, own = Stream(model, everything, stack), Stream(reduced, everything, stack)
             seen.clear()
-            fitter = _Fitter(teacher, learner, len(batches), pieces, seen)
-            for path in (path for own, path in blocks if own == stack):
+            fitter = _Fitter(whole, own, len(batches), pieces, seen)
+            for path in (path for stacked, path in blocks if stacked == stack):
                 progress(done, len(blocks), "refitting")
-                fitter.fit_block([pairs[site.path] for site, _, _ in old if site.block_path == path])
+                fitter.fit_block([pairs[site.path] for site in sites if site.block_path == path])
                 done += 1
     progress(done, len(blocks), "refitting")
+
+
+def _only_widths(changes: Changes) -> Widths | None:
+    change = changes[0] if len(changes) == 1 else None
+    return change if isinstance(change, Widths) else None
 
 
 class _Fitter:
     """Goes through the blocks of one stack, in the whole model and in the cut one."""
 
     def __init__(
-        self, teacher: Stream, learner: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
+        self, whole: Stream, own: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
     ) -> None:
-        self.teacher, self.learner, self.pieces, self.seen = teacher, learner, pieces, seen
+        self.whole, self.own, self.pieces, self.seen = whole, own, pieces, seen
         self.measured = measured  # batches that queries are fitted to: what is behind them are beginnings
         self.i = self.j = 0
-        self.tokens = sum(len(x) * x.shape[1] for x in teacher.hidden[:measured])
+        self.tokens = sum(len(x) * x.shape[1] for x in whole.hidden[:measured])
 
     def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
         """Fit all attentions of the next block, one after the other, and run on behind it."""
-        numbers = range(len(self.teacher.hidden))
+        numbers = range(len(self.whole.hidden))
         kept = [pair for pair in pairs if pair is not None]
-        before, after = list(self.teacher.hidden), []  # the stream in front of each attention of the whole model
+        before, after = list(self.whole.hidden), []  # the stream in front of each attention of the whole model
         for place, pair in enumerate(kept):
             asks = self._queries(pair)
             given, after = [], []
             for n in numbers:
-                out, attended = self.teacher.run_watched(pair.site.out, self.i, n)
+                out, attended = self.whole.run_watched(pair.site.out, self.i, n)
                 after.append(out)
                 given.append(attended)
                 if asks and n < self.measured:
-                    asks.add(self.seen[pair.site.path], *self.learner.run_until(pair.own.module, self.j, n), n)
+                    asks.add(self.seen[pair.site.path], *self.own.run_until(pair.own.module, self.j, n), n)
                 self.seen.clear()
             if asks:
                 asks.answer(only_temperature="queries" not in self.pieces)
             before = [stream + attended for stream, attended in zip(before, given, strict=True)]
             if not pair.own.removed and "outputs" in self.pieces and not pair.site.stack.norm_behind:
                 earlier = [other.own.out for other in kept[:place] if not other.own.removed]
-                _fit_outputs(self.learner, pair.own, pair.own_layer, self.j, before, earlier)
+                _fit_outputs(self.own, pair.own, pair.own_layer, self.j, before, earlier)
         if kept:
-            self.learner.hidden = [self.learner.run(self.j, n) for n in numbers]
+            self.own.hidden = [self.own.run(self.j, n) for n in numbers]
             self.j += 1
-        self.teacher.hidden = after or [self.teacher.run(self.i, n) for n in numbers]
+        self.whole.hidden = after or [self.whole.run(self.i, n) for n in numbers]
         self.i += 1
 
     def _queries(self, pair: _Pair) -> _Queries | None:
-        cut = 0 < pair.own_layer.qk_dim < pair.layer.qk_dim
-        if not cut or pair.site.family.norms or not set(self.pieces) - {"outputs"}:
+        widths = pair.widths
+        if widths is None or widths.qk_dim == pair.layer.qk_dim:
             return None
-        return _Queries(pair.site, pair.layer, pair.change, pair.own, pair.own_layer, self.tokens)
+        if pair.site.family.norms or not set(self.pieces) - {"outputs"}:
+            return None
+        return _Queries(pair.site, pair.layer, widths, pair.own, pair.own_layer, self.tokens)
 
 
 def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -142,7 +152,7 @@ class _Queries:
     """The queries of one layer, on their way to being fitted."""
 
     def __init__(
-        self, site: Site, layer: LayerShape, change: LayerPlan, new: Site, new_layer: LayerShape, tokens: int
+        self, site: Site, layer: LayerShape, change: Widths, new: Site, new_layer: LayerShape, tokens: int
     ) -> None:
         self.site, self.new = site, new
         whole = keep_heads(read_attention(site, layer.rotary), change, layer)
@@ -166,7 +176,7 @@ class _Queries:
         keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
         keys = _turn(keys, cos, sin) * weights.scale
         logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
-        curve, pull = attention_pull(logits, keys)
+        curve, pull = attention_hessian_and_gradient(logits, keys)
         per_group = logits.shape[1] // keys.shape[1]
         cos, sin = (t[:, :, rows].repeat_interleave(per_group, dim=1) for t in (cos, sin))
         now = _turn(_project(x_BTD[:, rows], weights.w_q_HKD, weights.b_q_HK), cos, sin)
@@ -232,7 +242,7 @@ def _rows(angles_BHRP: Tensor, batch: int) -> Tensor:
 
 
 def _fit_outputs(
-    learner: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
+    stream: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
 ) -> None:
     """Fit the output projection so that stream + attention is what it was in the whole model, ``wanted``.
 
@@ -243,9 +253,9 @@ def _fit_outputs(
     weights, fit = read_attention(new, layer.rotary), OutputFit()
     w_o = weights.w_o_HVD.flatten(0, 1)
     for n, before in enumerate(wanted):
-        heads = learner.run_until(new.out, block, n)[0][0].flatten(0, 1)
-        stream = learner.hidden[n] + sum(learner.run_through(module, block, n) for module in earlier)
-        missing = (before - stream).flatten(0, 1) - heads @ w_o
+        heads = stream.run_until(new.out, block, n)[0][0].flatten(0, 1)
+        before_it = stream.hidden[n] + sum(stream.run_through(module, block, n) for module in earlier)
+        missing = (before - before_it).flatten(0, 1) - heads @ w_o
         if weights.b_o_D is not None:
             missing = missing - weights.b_o_D
             heads = torch.cat((heads, heads.new_ones(len(heads), 1)), dim=1)

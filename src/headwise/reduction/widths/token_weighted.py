@@ -7,45 +7,47 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from headwise.families.layout import layout_of
-from headwise.families.sites import sites_of
-from headwise.families.weights import read_attention
-from headwise.linalg.coordinates import key_units
+from headwise.families.weights import AttentionWeights
+from headwise.files.errors import InputError
+from headwise.linalg.coordinates import Layout, Units, key_units
 from headwise.linalg.spectra import weighted_basis
-from headwise.records.plan import LayerPlan, Plan
 from headwise.records.shape import LayerShape
-from headwise.reduction.widths.apply import Kept
-from headwise.reduction.widths.directions import layer_tensors_of
+from headwise.reduction.apply import Statistics
+from headwise.reduction.widths.change import Widths
+from headwise.reduction.widths.directions import Kept, measured_of
 
 
-def token_weighted(
-    model: PreTrainedModel, layers: tuple[LayerShape, ...], plan: Plan, tensors: Mapping[str, Tensor]
-) -> tuple[Plan, dict[int, Kept]]:
-    """``plan`` with the RoPE pairs of most energy, and the directions that second moments of tokens say to keep."""
-    changes, kept = list(plan.layers), {}
-    for index, measured in layer_tensors_of(layers, plan, tensors).items():
-        site, layer, change = sites_of(model)[index], layers[index], plan.layers[index]
-        groups = torch.tensor(change.kept_groups(layer))
-        w_o_HVD = read_attention(site, layer.rotary).w_o_HVD.detach().double().cpu()
-        grams = (w_o_HVD @ w_o_HVD.mT).unflatten(0, (layer.kv_heads, -1)).sum(1)[groups]
-        queries = measured["q_moment"].unflatten(0, (layer.kv_heads, -1)).sum(1)[groups]
-        values = weighted_basis(grams, measured["v_moment"][groups])
-        units = key_units(queries.double(), measured["k_moment"][groups].double(), layout_of(site, layer))
-        pairs, free = change.pairs(layer), change.qk_dim - 2 * change.pairs(layer)
-        changes[index] = _with_pairs(change, layer, units.energy_GU[:, : layer.rotary // 2], pairs)
-        kept[index] = Kept(
-            values.directions_NRR[..., : change.v_dim],
-            values.duals_NRR[..., : change.v_dim],
-            units.free.directions_NRR[..., :free],
-            units.free.duals_NRR[..., :free],
-        )
-    return replace(plan, layers=tuple(changes)), kept
-
-
-def _with_pairs(change: LayerPlan, layer: LayerShape, energy_GP: Tensor, count: int) -> LayerPlan:
+def token_pairs(change: Widths, layer: LayerShape, statistics: Statistics) -> Widths:
+    """``change`` with the RoPE pairs of most energy."""
+    units = _key_units(change, layer, measured_of(change, layer, statistics))
+    count = change.pairs(layer)
     if not layer.rotary or 2 * count == layer.rotary:
         return change
-    strongest = energy_GP.topk(count, dim=-1).indices.sort(dim=-1).values
+    strongest = units.energy_GU[:, : layer.rotary // 2].topk(count, dim=-1).indices.sort(dim=-1).values
     return replace(change, rope_pairs=tuple(map(tuple, strongest.tolist())))
+
+
+def token_directions(weights: AttentionWeights, change: Widths, layer: LayerShape, statistics: Statistics) -> Kept:
+    """The directions that second moments of tokens say to keep."""
+    measured = measured_of(change, layer, statistics)
+    groups = torch.tensor(change.kept_groups(layer))
+    w_o_HVD = weights.w_o_HVD.detach().double().cpu()
+    grams = (w_o_HVD @ w_o_HVD.mT).unflatten(0, (layer.kv_heads, -1)).sum(1)[groups]
+    values = weighted_basis(grams, measured["v_moment"][groups])
+    units, free = _key_units(change, layer, measured), change.qk_dim - 2 * change.pairs(layer)
+    return Kept(
+        values.directions_NRR[..., : change.v_dim],
+        values.duals_NRR[..., : change.v_dim],
+        units.free.directions_NRR[..., :free],
+        units.free.duals_NRR[..., :free],
+    )
+
+
+def _key_units(change: Widths, layer: LayerShape, measured: Mapping[str, Tensor]) -> Units:
+    if measured["q_moment"].shape[0] != layer.heads:
+        raise InputError("Second moments of tokens were measured with other query heads than are left here.")
+    groups = torch.tensor(change.kept_groups(layer))
+    queries = measured["q_moment"].unflatten(0, (layer.kv_heads, -1)).sum(1)[groups]
+    layout = Layout.halves(0, layer.rotary, layer.qk_dim)
+    return key_units(queries.double(), measured["k_moment"][groups].double(), layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -15,7 +15,6 @@ from headwise.files.writing import write_text
 from headwise.records.plan import Plan
 from headwise.records.profile import QUANTITIES, LayerProfile, Profile
 from headwise.records.scores import Scores
-from headwise.report.page.budgets import budget_tables
 from headwise.report.page.result import Curve, result_section
 from headwise.report.page.template import filled
 from headwise.report.summary import sentence
@@ -49,16 +48,28 @@ BY_LAYER = ("conditioning", "conditioning_gaussian", "rope_pair_energy", "rope_p
 
 
 def write_page(
-    profile: Profile, path: Path, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()
+    profile: Profile,
+    path: Path,
+    slider: Mapping[str, Any],
+    scores: Scores | None = None,
+    plan: Plan | None = None,
+    curve: Curve = (),
 ) -> None:
     """Write ``profile`` as a self-contained page; with ``scores`` and a ``plan`` also what came of it.
 
-    ``curve`` tells how healing went, as `headwise.records.healing.read_curve` gives it.
+    ``slider`` holds the choices that its slider moves over, as `headwise.planning.slider` has them; ``curve`` tells
+    how healing went, as `headwise.records.healing.read_curve` gives it.
     """
-    write_text(path, render(profile, scores, plan, curve))
+    write_text(path, render(profile, slider, scores, plan, curve))
 
 
-def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = None, curve: Curve = ()) -> str:
+def render(
+    profile: Profile,
+    slider: Mapping[str, Any],
+    scores: Scores | None = None,
+    plan: Plan | None = None,
+    curve: Curve = (),
+) -> str:
     """The page as text."""
     source = str(profile.model["source"])
     parts = {
@@ -67,13 +78,13 @@ def render(profile: Profile, scores: Scores | None = None, plan: Plan | None = N
         "FACTS": "",
         "FIRST": "map",
         "SOURCE": "profile.json",
-        "RESULT": "" if scores is None or plan is None else result_section(scores, plan, curve),
-        "DATA": json.dumps(page_data(profile), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "RESULT": "" if scores is None or plan is None else result_section(scores, plan, profile.shape, curve),
+        "DATA": json.dumps(page_data(profile, slider), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     return filled("inspect", parts, code=["inspect.js"])
 
 
-def page_data(profile: Profile) -> dict[str, Any]:
+def page_data(profile: Profile, slider: Mapping[str, Any]) -> dict[str, Any]:
     """What the page needs of a profile, in few bytes."""
     shape = profile.shape
     return {
@@ -84,7 +95,7 @@ def page_data(profile: Profile) -> dict[str, Any]:
         "seed": profile.settings.get("seed"),
         "definitions": {name: QUANTITIES[name].text for name in (*BY_HEAD, *SPECTRA, *BY_LAYER)},
         "layers": [_layer(layer, asdict(dims)) for layer, dims in zip(profile.layers, shape.layers, strict=True)],
-        "budget": budget_tables(profile),
+        "budget": dict(slider),
         "source_tokens": shape.source_tokens,
         "decades": DECADES,
     }

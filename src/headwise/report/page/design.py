@@ -9,7 +9,7 @@ from pathlib import Path
 from headwise.files.writing import write_text
 from headwise.records.blueprint import Text
 from headwise.records.design import Candidate, Design, Request
-from headwise.records.plan import LayerPlan
+from headwise.records.shape import LayerShape
 from headwise.report.costs import count, size
 from headwise.report.designs import COLUMNS, HINT, reasons, rows
 from headwise.report.page.template import filled, table
@@ -27,7 +27,7 @@ def write_design_page(design: Design, path: Path) -> None:
 
 def render_design(design: Design) -> str:
     """The page as text."""
-    widest = max(layer.heads * layer.qk_dim for candidate in design.candidates for layer in candidate.plan.layers)
+    widest = max(layer.heads * layer.qk_dim for candidate in design.candidates for layer in candidate.shape.layers)
     parts = {
         "TITLE": escape(f"{design.request.family}, {count(design.request.parameters)} parameters"),
         "SENTENCE": escape(f"Recommended: {design.recommended}. {design.because}"),
@@ -68,14 +68,14 @@ def _reasons(design: Design) -> str:
 
 def _layers(candidate: Candidate, widest: int) -> str:
     """Attention layers of one candidate as bars cut into heads."""
-    layers = candidate.plan.layers
+    layers = candidate.shape.layers
     bars = "".join(_bar(index, layer, WIDTH / widest) for index, layer in enumerate(layers))
     return f"""<figure><figcaption>{escape(candidate.name)}</figcaption><div class="plot">
     <svg viewBox="0 0 {WIDTH} {len(layers) * (BAR + GAP)}" role="img"
       aria-label="Heads of the {len(layers)} layers of {escape(candidate.name)}">{bars}</svg></div></figure>"""
 
 
-def _bar(index: int, layer: LayerPlan, scale: float) -> str:
+def _bar(index: int, layer: LayerShape, scale: float) -> str:
     top, wide = index * (BAR + GAP), layer.heads * layer.qk_dim * scale
     cuts = range(1, layer.heads) if layer.heads <= MANY_HEADS else ()
     lines = "".join(f"M{cut * layer.qk_dim * scale:.1f} {top}v{BAR}" for cut in cuts)

@@ -95,7 +95,7 @@ const NAMES = {
   logit_spread: "Spread of logits", hard_rank: "Hard rank", effective_rank: "Effective rank", numerical_rank: "Numerical rank", stable_rank: "Stable rank",
   entropy: "Entropy of attention (nats)", first_token: "Share on the first token", twin_overlap: "Overlap with the most similar head",
   cut_rows: "Attention moved when queries and keys are cut", cut_output: "Output error when queries and keys are cut", vo_cut_output: "Output error when values are cut",
-  head_damage: "Predicted damage of removing the head (nats)",
+  head_damage: "Predicted loss increase of removing the head (nats)",
 };
 const CUTS = ["a quarter of the width", "half the width", "three quarters of the width"];
 const BY_LENGTH = new Set(["jacobian_mean", "jacobian_p95", "logit_spread", "hard_rank", "effective_rank", "stable_rank", "entropy", "first_token"]);
@@ -191,7 +191,7 @@ function drawHead() {
     ["Most similar head", `head ${v.twin[h]}, ${percent(v.twin_overlap[h])} of the attention shared`],
     ["Attention moved / output error when queries and keys are cut", (v.cut_rows?.[h] || []).map((x, i) => `${layer.widths[i]} dims: ${percent(x)} / ${percent(v.cut_output[h][i])}`).join(" · ") || "–"],
     ["Output error when values are cut", (v.vo_cut_output?.[h] || []).map((x, i) => `${layer.v_widths[i]} dims: ${percent(x)}`).join(" · ") || "–"],
-    ["Predicted damage of removing it", plain(v.head_damage[h]) + " nats"]];
+    ["Predicted loss increase of removing it", plain(v.head_damage[h]) + " nats"]];
   $("numbers").tBodies[0].replaceChildren(...rows.map(([name, text]) => {
     const row = document.createElement("tr"), head = document.createElement("th"), cell = document.createElement("td");
     head.scope = "row"; head.textContent = name; cell.textContent = text; row.append(head, cell);
@@ -223,17 +223,17 @@ function drawBudget() {
   const table = choices(), context = Number($("context").value), batch = Number($("batch").value);
   $("keep").min = String(table[0].share);
   const choice = table.find((one) => one.share === Number($("keep").value)), share = choice.share / 100;
-  const chosen = choice.layers.map(([groups, qk, v]) => ({ groups, qk, v }));
+  const chosen = choice.layers.map(([groups, qk, v, cached, phrase]) => ({ groups, qk, v, cached, phrase: data.budget.phrases[phrase] }));
   $("keep-value").textContent = percent(choice.kept);
-  $("keep").setAttribute("aria-valuetext", `${percent(choice.kept)}, predicted damage ${plain(choice.damage)} nats`);
-  const loss = choice.expected ?? choice.damage, means = kv ? `perplexity × ${Math.exp(loss).toFixed(3)}` : "per output";
-  $("damage").innerHTML = `${plain(choice.damage)} nats <small>${choice.expected === null ? means : `expect about ${plain(choice.expected)}, ${means}`}</small>`;
+  $("keep").setAttribute("aria-valuetext", `${percent(choice.kept)}, predicted loss increase ${plain(choice.loss)} nats`);
+  const loss = choice.expected ?? choice.loss, means = kv ? `perplexity × ${Math.exp(loss).toFixed(3)}` : "per output";
+  $("loss").innerHTML = `${plain(choice.loss)} nats <small>${choice.expected === null ? means : `expect about ${plain(choice.expected)}, ${means}`}</small>`;
   for (const kind of ["qk", "v"]) {
     const before = layers.reduce((sum, layer) => sum + layer.kv_heads * layer[kind + "_dim"], 0);
     $("kept-" + kind).textContent = percent(chosen.reduce((sum, layer) => sum + layer.groups * layer[kind], 0) / (before || 1));
   }
   const bytes = (numbers) => layers.reduce((sum, layer, l) => sum + 2 * batch * numbers(l, layer) * cached(layer, context), 0);
-  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].groups * (chosen[l].qk + chosen[l].v)))} <small>of ${size(bytes((l, layer) => layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
+  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].cached))} <small>of ${size(bytes((l, layer) => layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
   const windows = data.budget.tables.length > 1 ? ` --context ${context}` : "";
   $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}` : `--keep-attention-params ${share}`} -o plan.json`;
   drawWidths(chosen);
@@ -245,12 +245,12 @@ function drawWidths(chosen) {
   const most = Math.max(...layers.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
   [["qk", "qk_dim", 0, "blue", "query/key"], ["v", "v_dim", half + 12, "green", "value"]].forEach(([kind, full, shift, colour, name]) => {
     layers.forEach((layer, l) => {
-      const { groups, [kind]: width } = chosen[l], x = left + l * cell, base = top + shift + half;
+      const { groups, phrase, [kind]: width } = chosen[l], x = left + l * cell, base = top + shift + half;
       const tall = half * layer[full] / most, kept = half * width / most, wide = (cell - 2) * (layer.kv_heads ? groups / layer.kv_heads : 0);
       const box = draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
       const bar = draw(svg, "rect", { x, y: base - kept, width: wide, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": width, "data-groups": groups });
       const heads = groups === layer.kv_heads ? "" : `, ${groups}/${layer.kv_heads} groups`;
-      for (const part of [box, bar]) draw(part, "title", {}, groups ? `layer ${l}: ${name} ${width} of ${layer[full]}${heads}` : `layer ${l}: no attention`);
+      for (const part of [box, bar]) draw(part, "title", {}, groups ? `layer ${l}: ${name} ${width} of ${layer[full]}${heads}${phrase && ` (${phrase})`}` : `layer ${l}: ${phrase || "no attention"}`);
       const inside = kept > 16 && wide > 18;
       if (cell >= 22) draw(svg, "text", { x: x + (inside ? wide : cell - 2) / 2, y: inside ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: inside ? "inside" : "" }, groups ? width : "–");
     });

@@ -7,25 +7,30 @@ from html import escape
 
 from headwise.records.plan import Plan
 from headwise.records.scores import Scores
+from headwise.records.shape import DIMS, ModelShape
 from headwise.report.scores import caption, names, rows
 
 WIDTH, HEIGHT, LEFT, BELOW = 560, 220, 60, 40
 Curve = Sequence[tuple[str, int, Mapping[str, float]]]
 
 
-def result_section(scores: Scores, plan: Plan, curve: Curve = ()) -> str:
-    """The scores as an HTML section, and how healing went."""
+def result_section(scores: Scores, plan: Plan, shape: ModelShape, curve: Curve = ()) -> str:
+    """The scores as an HTML section, what was done to a model of ``shape``, and how healing went."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *names(scores)))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
         for name, cells in rows(scores)
     )
     kept = "".join(
-        f"<tr><th scope='row'>{index}</th><td>{layer.heads}</td><td>{layer.kv_heads}</td><td>{layer.qk_dim}</td>"
-        f"<td>{layer.v_dim}</td></tr>"
-        for index, layer in enumerate(plan.layers)
+        f"<tr><th scope='row'>{index}</th>"
+        + "".join(
+            f"<td>{escape(str(cell))}</td>" for cell in (*((0,) * len(DIMS) if layer is None else layer.dims), phrase)
+        )
+        + "</tr>"
+        for index, (layer, phrase) in enumerate(zip(plan.after(shape), plan.describe(), strict=True))
     )
-    titles = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "heads", "kv heads", "qk dim", "v dim"))
+    columns = ("layer", "heads", "kv heads", "qk dim", "v dim", "change")
+    titles = "".join(f'<th scope="col">{name}</th>' for name in columns)
     return f"""<section id="result" aria-labelledby="result-title">
     <h2 id="result-title">Before and after</h2>
     <table class="scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>

@@ -139,7 +139,7 @@ def _plan(request: Request, draft: Draft) -> Plan:
 
 
 def _usual_words(request: Request, plan: Plan) -> str:
-    first, ratio = plan.layers[0], plan.require_blueprint().mlp / plan.width
+    first, ratio = plan.shape_to_build().layers[0], plan.require_blueprint().mlp / plan.width
     shared = "" if first.kv_heads == first.heads else f" on {first.kv_heads} for keys and values"
     return (
         f"The usual shape at this size: {len(plan.layers)} layers of width {plan.width}, {first.heads} heads of "

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwise.files.errors import InputError
+from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint
 from headwise.records.cost import DTYPE_BYTES
 from headwise.records.design import DTYPE, Request
-from headwise.records.plan import LayerPlan, Plan
 from headwise.theory.tradeoff import HeadGroup
 
 STEPS = (8, 4, 2, 1)

@@ -19,7 +19,7 @@ FOUND = {
 
 def measured(name: str, plan: Plan) -> Measured | None:
     """What came out for the candidate ``name``, if ``plan`` is of the kind that was trained."""
-    alike = all(layer.heads == layer.kv_heads and layer.qk_dim >= NARROWEST for layer in plan.layers)
+    alike = all(layer.heads == layer.kv_heads and layer.qk_dim >= NARROWEST for layer in plan.shape_to_build().layers)
     return FOUND.get(name) if alike and plan.family == FAMILY else None
 
 

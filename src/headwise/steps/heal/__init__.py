@@ -21,6 +21,7 @@ from headwise.checkpoints.origin import Origin, made_by_headwise, remember, sour
 from headwise.checkpoints.save import write_model
 from headwise.data.fitness import check_settings
 from headwise.data.processors import open_tokenizer
+from headwise.data.ready import are_batches
 from headwise.families.shapes import shape_of
 from headwise.families.sites import has_one_stack
 from headwise.files.errors import InputError
@@ -28,12 +29,12 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, HealConfig
-from headwise.records.plan import LayerPlan, Plan
+from headwise.records.plan import Plan
 from headwise.records.settings import OpenConfig, ReadConfig
 from headwise.steps.heal.healer import Pair, heal_pair
 from headwise.steps.heal.windows import own_windows, read_windows
 from headwise.tracing.scoring import predicts_next
-from headwise.training.processes import in_half, join_processes, shared_folder
+from headwise.training.processes import join_processes, shared_folder, use_bf16
 from headwise.training.work import Work
 
 if TYPE_CHECKING:
@@ -47,16 +48,17 @@ def heal_model(
     *,
     teacher: PreTrainedModel,
     tokenizer: Any = None,
-    text: str | Sequence[str] | None = None,
+    text: Any = None,
+    inputs: Any = None,
     config: HealConfig | None = None,
     reading: ReadConfig | None = None,
     progress: Progress = silent,
 ) -> PreTrainedModel:
     """A copy of the reduced model ``student``, trained towards the ``teacher`` it was cut from, at its best.
 
-    Both are left as they were, dtype and device included. ``text`` is what it learns from: a string, a list of
-    examples, or None for the text that comes with headwise; the end of it is held out and only measured on. Without a
-    ``tokenizer`` the one that belongs to the student is opened.
+    Both are left as they were, dtype and device included. ``text`` is what it learns from, as `inspect` takes it, by
+    default the text that comes with headwise; the end of it is held out and only measured on. Without a ``tokenizer``
+    the one that belongs to the student is opened. ``inputs`` are for models that do not read text.
 
     >>> healed = hw.heal(small, teacher=model, tokenizer=tokenizer, text=text, config=hw.HealConfig(tokens=512))
     >>> hw.plan_of(healed) == hw.plan_of(small)
@@ -68,16 +70,17 @@ def heal_model(
     _check_wanted(config, teacher)
     if tokenizer is None:
         tokenizer = origin.tokenizer
-    if tokenizer is None and not origin.source:
+    batches = inputs is not None or are_batches(text)
+    if tokenizer is None and not origin.source and not batches:
         raise InputError("Nobody knows the tokenizer of `student`: give it as `tokenizer`.")
-    words = open_tokenizer(origin.source) if tokenizer is None else tokenizer
+    words = open_tokenizer(origin.source) if tokenizer is None and not batches else tokenizer
     accelerator = join_processes()
     config = _settled(config, accelerator, teacher)
 
     def fresh() -> PreTrainedModel:
         return copy.deepcopy(student).eval()
 
-    windows = own_windows(student, words, text, config, reading)
+    windows = own_windows(student, words, text, inputs, config, reading)
     with shared_folder(accelerator) as folder, _taught_by(teacher, accelerator.device) as taught:
         pair = Pair(fresh(), fresh, taught, origin.plan, reduced, source_of(teacher) or type(teacher).__name__)
         work = Work(folder, windows.sha256)
@@ -101,12 +104,14 @@ def heal(
     opening: OpenConfig | None = None,
     track: str | None = None,
     command: str = "",
+    teacher: PreTrainedModel | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train the reduced model at ``source`` towards the one it was cut from, and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done.
+    last checkpoint, which lies beside ``output`` until all is done. ``teacher`` is the model at ``teacher_source``,
+    where it is open already; it is placed where training is.
     """
     config, reading, opening = config or HealConfig(), reading or ReadConfig(), opening or OpenConfig()
     check_free(output)
@@ -114,7 +119,8 @@ def heal(
     if not plan_file.is_file():
         raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
     plan = Plan.load(plan_file)
-    student, teacher = open_model(source), open_model(teacher_source)
+    student = open_model(source)
+    teacher = open_model(teacher_source) if teacher is None else teacher
     check_settings(student, source)
     reduced = _check_pair((source, teacher_source), student, teacher, plan)
     _check_words((source, teacher_source), student, trusted=opening.trust_remote_code)
@@ -143,7 +149,7 @@ def heal(
 
 def _settled(config: HealConfig, accelerator: Accelerator, teacher: PreTrainedModel) -> HealConfig:
     """``config`` with no precision left open."""
-    half = in_half(accelerator, config.precision, shape_of(teacher).width)
+    half = use_bf16(accelerator, config.precision, shape_of(teacher).width)
     return replace(config, precision="bf16" if half else "fp32")
 
 
@@ -171,14 +177,15 @@ def _check_pair(
     plan.check(before)
     if plan.fingerprint not in ("", fingerprint(teacher)):
         raise InputError(f"{names[0]} was not cut from {names[1]}: it has the same shape, but other weights.")
-    kept = [i for i, change in enumerate(plan.layers) if not change.dropped]
+    after = plan.after(before)
+    kept = [i for i, layer in enumerate(after) if layer is not None]
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{names[0]} is not what its plan.json says; heal what headwise compress wrote.")
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{names[0]} knows {sizes[0]} tokens and {names[1]} {sizes[1]}: not the same tokenizer.")
-    there = [j for j, i in enumerate(kept) if plan.layers[i].heads]
-    return [j for j in there if plan.layers[kept[j]] != LayerPlan.full(before.layers[kept[j]])] or there
+    there = [j for j, layer in enumerate(layer for layer in after if layer is not None) if layer.heads]
+    return [j for j in there if plan.layers[kept[j]]] or there
 
 
 def _check_wanted(config: HealConfig, teacher: PreTrainedModel) -> None:

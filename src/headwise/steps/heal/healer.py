@@ -18,10 +18,10 @@ from headwise.records.plan import Plan
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows
-from headwise.tracing.gradient_checkpointing import checkpointed
+from headwise.tracing.gradient_checkpointing import gradient_checkpointing
 from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
-from headwise.training.loop import Schedule, fit, learning, put_weights, score_weights, sizes_of
+from headwise.training.loop import Schedule, fit, put_weights, rms_of, score_weights, trainable_parameters
 from headwise.training.trainable import make_trainable
 from headwise.training.work import Work
 
@@ -135,7 +135,7 @@ class Healer:
         self.guide = Teacher(teacher, config, self.half, memory)
         if config.train == "all":
             self._leave_out_what_is_unused()
-        self.units = sizes_of(learning(student))  # of the start: a rerun must find the same
+        self.units = rms_of(trainable_parameters(student))  # of the start: a rerun must find the same
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
@@ -180,14 +180,14 @@ class Healer:
             inputs = {name: tensor[rows] for name, tensor in windows.rows.items()}
             return self.guide.loss(model, inputs, rows, first_round=first < windows.count)
 
-        with checkpointed(self.student) if config.lean else nullcontext():
+        with gradient_checkpointing(self.student) if config.lean else nullcontext():
             fit(self.accelerator, self.student, schedule, loss, self._judge, self.work, self.progress, self.units)
 
     def _leave_out_what_is_unused(self) -> None:
         """Freeze what no output depends on, such as a pooler: moments and gradients of it would be missed."""
         first = {name: tensor[:1] for name, tensor in self.windows.held_out.items()}
         self.guide.distance(self.student, first).backward()
-        for weight in learning(self.student):
+        for weight in trainable_parameters(self.student):
             weight.requires_grad_(weight.grad is not None)
         self.student.zero_grad()
 

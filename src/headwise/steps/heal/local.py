@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
 from headwise.files.progress import Progress
 from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
 from headwise.tracing.stream import Stream
-from headwise.training.loop import optimizer_of, put_weights, set_rate, sizes_of, trained_weights
+from headwise.training.loop import optimizer_of, put_weights, rms_of, set_learning_rate, trained_weights
 from headwise.training.work import Work
 
 STAGE = "local"
@@ -82,7 +83,7 @@ def _one_by_one(
         before, now = Stream(teacher, batches), Stream(student, batches)
     saved = time.monotonic()
     sites = iter(enumerate(sites_of(student)))
-    for i, (site, change) in enumerate(zip(sites_of(teacher), plan.layers, strict=True)):
+    for i, (site, after_plan) in enumerate(zip(sites_of(teacher), plan.after(shape_of(teacher)), strict=True)):
         progress(i, len(plan.layers), "healing layer by layer")
         after, given = [], []
         with torch.no_grad():
@@ -90,7 +91,7 @@ def _one_by_one(
                 out, attended = before.run_watched(site.out, i, n)
                 after.append(out)
                 given.append(attended)
-        if not change.dropped:
+        if after_plan is not None:
             j, own = next(sites)
             if i >= done:
                 wanted = given
@@ -120,11 +121,11 @@ def _train(
     parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
-    adam = optimizer_of(parameters, sizes_of(parameters))
+    adam = optimizer_of(parameters, rms_of(parameters))
     steps, errors = ROUNDS * len(wanted), []
     for step in range(steps):
         n = step % len(wanted)
-        set_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
+        set_learning_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
         found = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
             found = now.hidden[n] + found

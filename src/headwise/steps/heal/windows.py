@@ -12,15 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from headwise.data.calibration import (
-    Batch,
-    Calibration,
-    check_reads_text,
-    evaluation_windows,
-    file_calibration,
-)
+from headwise.data.calibration import Batch, Calibration, check_reads_text, evaluation_windows
 from headwise.data.processors import open_tokenizer
-from headwise.data.texts import Text, read_texts
+from headwise.data.ready import are_batches, input_calibration
+from headwise.data.texts import Text, read_texts, texts_of
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
@@ -72,7 +67,7 @@ def read_windows(
     reading = reading or ReadConfig()
     if inputs is not None:
         wanted = config.tokens + config.held_out
-        calibration = file_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
+        calibration = input_calibration(model, source, inputs, wanted, trust_remote_code=trust_remote_code)
         return _windows(model, calibration, config)
     check_reads_text(model, source)
     tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -81,19 +76,17 @@ def read_windows(
 
 
 def own_windows(
-    model: PreTrainedModel, tokenizer: Any, text: str | Sequence[str] | None, config: HealConfig, reading: ReadConfig
+    model: PreTrainedModel, tokenizer: Any, text: Any, inputs: Any, config: HealConfig, reading: ReadConfig
 ) -> Windows:
-    """The same of text in memory: one long string, or examples."""
+    """The same of text in memory (what `texts_of` takes), or of batches as the model takes them."""
+    if are_batches(text):
+        text, inputs = None, text
+    if inputs is not None:
+        wanted = config.tokens + config.held_out
+        return _windows(model, input_calibration(model, "`student`", inputs, wanted), config)
     check_reads_text(model, "`student`")
-    texts = recordsin_memory(text, chat=has_chat(tokenizer) and predicts_next(model))
+    texts = texts_of(text, reading.text_format, chat=has_chat(tokenizer) and predicts_next(model))
     return _windows(model, _cut(model, "`student`", tokenizer, texts, config, reading), config)
-
-
-def recordsin_memory(text: str | Sequence[str] | None, *, chat: bool) -> tuple[Text, ...]:
-    """``text`` as records: a string is one long text, a list holds examples; None is headwise's own."""
-    if text is None:
-        return read_texts((), chat=chat)
-    return (Text("text", (text,)) if isinstance(text, str) else Text("text", tuple(text), apart=True),)
 
 
 def _cut(

@@ -5,170 +5,182 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from headwise import __version__
-from headwise.checkpoints.fingerprint import files_fingerprint, fingerprint, located
-from headwise.checkpoints.load import open_model
-from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, batch_tensors, check_profile_tensors
-from headwise.checkpoints.tensor_files import write_tensors
-from headwise.data.calibration import Calibration, check_reads_text, file_calibration, text_calibration
-from headwise.data.processors import open_tokenizer
-from headwise.data.texts import read_texts
+from headwise.checkpoints.loaded import Loaded
+from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, batch_tensors
+from headwise.checkpoints.profiled import Profile
+from headwise.data.calibration import Calibration, check_reads_text, text_calibration
+from headwise.data.ready import are_batches, input_calibration
+from headwise.data.texts import texts_of
 from headwise.data.windows import has_chat
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
-from headwise.files.writing import check_writable
 from headwise.linalg.maps import TOLERANCES
 from headwise.linalg.masks import CAUSAL_BLOCK
-from headwise.records.profile import Profile
-from headwise.records.settings import TextFormat
-from headwise.report.page import write_page
-from headwise.steps.inspect.checks import check_predictions
-from headwise.steps.inspect.collect import Collector
+from headwise.records.settings import InspectConfig, OpenConfig, ReadConfig
+from headwise.records.shape import ModelShape
 from headwise.steps.inspect.summarise import layer_profile, layer_tensors
 from headwise.steps.inspect.work import Work
+from headwise.tracing.collect import Collector
+from headwise.tracing.placement import running
 
 SPECTRAL_TOKENS = 1024  # spectra of whole attention maps are dear: taken on a few batches of each length only
-PROFILE, TENSORS, PAGE = "profile.json", "profile.safetensors", "report.html"
 
 
-@locking("output")
-def inspect(
-    source: str,
-    output: Path,
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A model that is ready to be measured. ``inputs_hash`` tells this measurement from any other."""
+
+    loaded: Loaded
+    shape: ModelShape
+    calibration: Calibration
+    config: InspectConfig
+    settings: dict[str, Any]
+    inputs_hash: str
+
+    def take(self, progress: Progress = silent, work: Work | None = None) -> Profile:
+        """The profile, unchecked. With ``work`` it continues where an earlier process was stopped."""
+        collector = Collector(self.loaded.model, self.shape, maps=self.config.maps)
+        self._collect(collector, work, progress)
+        numbers = range(len(self.shape.layers))
+        tensors = {name: value for i in numbers for name, value in layer_tensors(collector, i).items()}
+        tensors |= batch_tensors(self.calibration.batches, INPUTS) | batch_tensors(self.calibration.held_out, HELD_OUT)
+        profile = Profile(
+            model={
+                "source": self.loaded.place(),
+                "class": type(self.loaded.model).__name__,
+                "parameters": self.shape.total_parameters(),
+                "fingerprint": self.loaded.fingerprint(),
+            },
+            shape=self.shape,
+            text={
+                "name": self.calibration.name,
+                "sha256": self.calibration.sha256,
+                "tokens": self.calibration.tokens,
+                "unseen": self.calibration.unseen,
+            },
+            settings=self.settings,
+            versions=_versions(),
+            layers=tuple(layer_profile(collector, i) for i in numbers),
+            inputs_hash=self.inputs_hash,
+            notes=tuple(self.calibration.notes),
+            tensors=tensors,
+        )
+        check_usable(profile, self.loaded.name)
+        return profile
+
+    def _collect(self, collector: Collector, work: Work | None, progress: Progress) -> None:
+        """Both passes over all batches, from where an earlier run stopped."""
+        done, state = (0, {}) if work is None else work.load()
+        collector.resume(state)
+        batches = self.calibration.batches
+        total = 2 * len(batches)
+        spectral = _spectral(self.calibration)
+        for number in range(done, total):
+            progress(number, total, "watching" if number < len(batches) else "differentiating")
+            if number < len(batches):
+                collector.watch(batches[number], spectra=number in spectral)
+            else:
+                if not collector.units:
+                    collector.prepare()
+                collector.differentiate(batches[number - len(batches)], self.config.seed + number)
+            if work is not None:
+                work.save(number + 1, collector.state())
+        if not collector.units:
+            collector.prepare()
+        progress(total, total, "writing")
+
+
+def inspect_model(
+    model: Any,
+    tokenizer: Any = None,
     *,
-    texts: Iterable[str] = (),
-    inputs: Path | None = None,
-    tokens: int = 8192,
-    context: int | None = None,
-    lengths: tuple[int, ...] | None = None,
-    text_format: TextFormat = "auto",
-    accept_text: bool = False,
-    seed: int = 0,
-    maps: bool = True,
-    trust_remote_code: bool = False,
+    text: Any = None,
+    inputs: Any = None,
+    config: InspectConfig | None = None,
+    reading: ReadConfig | None = None,
+    opening: OpenConfig | None = None,
     progress: Progress = silent,
 ) -> Profile:
-    """Measure the model at ``source`` and write profile.json, profile.safetensors and report.html into ``output``.
+    """The profile of a model in memory (or at a folder or Hub id), unchecked. The model is left as it was.
 
-    Without ``maps`` only what planning and compressing need is measured, in less than half the time, without a page.
-
-    ``texts`` are files ("-": standard input; none: the text that comes with headwise, with dialogues for models that
-    chat), ``inputs`` a folder of pictures or a .npz file for models that do not read text. ``context``: tokens of a
-    window, by default what the model was made for, up to 4,096. ``accept_text``: even if most of its tokens say
-    nothing. ``trust_remote_code`` lets a tokenizer or image processor run code of its own. A result that is there
-    already for the same inputs is returned as it is; an unfinished one is continued.
+    ``text`` is what `texts_of` takes, by default the text that comes with headwise, with dialogues for models that
+    chat; ``inputs`` are a folder of pictures, a .npz file or a list of batches as the model takes them. ``opening``
+    says where and in which precision to run; by default on the device the model is on.
     """
-    texts = list(texts)
-    if tokens < 1:
-        raise InputError(f"{tokens} tokens are asked for; at least 1 is needed.")
-    if texts and inputs is not None:
+    with prepared(
+        Loaded.of(model, tokenizer, opening),
+        text=text,
+        inputs=inputs,
+        config=config or InspectConfig(),
+        reading=reading or ReadConfig(),
+        opening=opening,
+    ) as measurement:
+        return measurement.take(progress)
+
+
+@contextmanager
+def prepared(
+    loaded: Loaded, *, text: Any, inputs: Any, config: InspectConfig, reading: ReadConfig, opening: OpenConfig | None
+) -> Generator[Measurement, None, None]:
+    """A measurement that can be taken while the block lasts; after it the model is as it was. See `inspect_model`."""
+    if config.tokens < 1:
+        raise InputError(f"{config.tokens} tokens are asked for; at least 1 is needed.")
+    if text is not None and inputs is not None:
         raise InputError("Give text or inputs, not both.")
-    _check_output(output, source)
-    model = open_model(source)
-    if not torch.cuda.is_available():
-        model.float()  # half precision is slow on a CPU
-    shape = shape_of(model)
-    if inputs is not None:
-        calibration = file_calibration(model, source, inputs, tokens, trust_remote_code=trust_remote_code)
-    else:
-        check_reads_text(model, source)
-        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
-        calibration = text_calibration(
-            model,
-            shape,
-            source,
-            tokenizer,
-            read_texts(texts, text_format, chat=has_chat(tokenizer)),
-            tokens,
-            context=context,
-            lengths=lengths,
-            accept=accept_text,
-        )
-    settings = {
-        "tokens": tokens,
-        "context": max((batch.inputs[model.main_input_name].shape[1] for batch in calibration.batches), default=0),
-        "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
-        "seed": seed,
-        "spectral_tokens": SPECTRAL_TOKENS,
-        "tolerances": list(TOLERANCES),
-        "mask_block": CAUSAL_BLOCK,
-        "maps": maps,
-    }
-    weights = fingerprint(model)
-    inputs_hash = _hash(weights, files_fingerprint(source), calibration.sha256, settings, __version__)
-    known = _known(output, inputs_hash)
-    if known is not None:
-        return known
-    if torch.cuda.is_available():
-        cast(Any, model).to("cuda")
-    work = Work(output, inputs_hash)
-    collector = _collect(Collector(model, shape, maps=maps), calibration, work, seed, progress)
-    profile = Profile(
-        model={
-            "source": located(source),
-            "class": type(model).__name__,
-            "parameters": shape.total_parameters(),
-            "fingerprint": weights,
-        },
-        shape=shape,
-        text={
-            "name": calibration.name,
-            "sha256": calibration.sha256,
-            "tokens": calibration.tokens,
-            "unseen": calibration.unseen,
-        },
-        settings=settings,
-        versions=_versions(),
-        layers=tuple(layer_profile(collector, i) for i in range(len(shape.layers))),
-        inputs_hash=inputs_hash,
-        notes=tuple(calibration.notes),
-    )
-    tensors = {name: value for i in range(len(shape.layers)) for name, value in layer_tensors(collector, i).items()}
-    tensors |= batch_tensors(calibration.batches, INPUTS) | batch_tensors(calibration.held_out, HELD_OUT)
-    _check_measured(source, profile, tensors)
-    if maps:
-        profile = replace(profile, checks=check_predictions(model, profile, tensors, calibration.held_out, progress))
-        _check_measured(source, profile, tensors)
-    facts = {"headwise": "profile", "inputs_hash": inputs_hash, "fingerprint": weights}
-    write_tensors(output / TENSORS, tensors, facts)
-    if maps:
-        write_page(profile, output / PAGE)
-    profile.save(output / PROFILE)
-    work.finish()
-    return profile
-
-
-def _collect(collector: Collector, calibration: Calibration, work: Work, seed: int, progress: Progress) -> Collector:
-    """Both passes over all batches, from where an earlier run stopped."""
-    done, state = work.load()
-    collector.resume(state)
-    batches = calibration.batches
-    total = 2 * len(batches)
-    spectral = _spectral(calibration)
-    for number in range(done, total):
-        progress(number, total, "watching" if number < len(batches) else "differentiating")
-        if number < len(batches):
-            collector.watch(batches[number], spectra=number in spectral)
+    if are_batches(text):
+        text, inputs = None, text
+    weights = loaded.fingerprint()
+    with running(loaded.model, opening) as model:
+        shape = shape_of(model)
+        trusted = loaded.trust_remote_code
+        if inputs is not None:
+            calibration = input_calibration(model, loaded.name, inputs, config.tokens, trust_remote_code=trusted)
         else:
-            if not collector.units:
-                collector.prepare()
-            collector.differentiate(batches[number - len(batches)], seed + number)
-        work.save(number + 1, collector.state())
-    if not collector.units:
-        collector.prepare()
-    progress(total, total, "writing")
-    return collector
+            check_reads_text(model, loaded.name)
+            tokenizer = loaded.tokenizer()
+            calibration = text_calibration(
+                model,
+                shape,
+                loaded.name,
+                tokenizer,
+                texts_of(text, reading.text_format, chat=has_chat(tokenizer)),
+                config.tokens,
+                context=config.context,
+                lengths=config.lengths,
+                accept=reading.accept_text,
+            )
+        settings: dict[str, Any] = {
+            "tokens": config.tokens,
+            "context": max((batch.inputs[model.main_input_name].shape[1] for batch in calibration.batches), default=0),
+            "lengths": sorted({length for batch in calibration.batches for length in batch.lengths}),
+            "seed": config.seed,
+            "spectral_tokens": SPECTRAL_TOKENS,
+            "tolerances": list(TOLERANCES),
+            "mask_block": CAUSAL_BLOCK,
+            "maps": config.maps,
+        }
+        if opening is not None and opening.dtype != "auto":
+            settings["dtype"] = opening.dtype
+        inputs_hash = _hash(weights, loaded.files(), calibration.sha256, settings, __version__)
+        yield Measurement(loaded, shape, calibration, config, settings, inputs_hash)
+
+
+def check_usable(profile: Profile, source: str) -> None:
+    """Raise where what was measured could not be read again: huge weights or inputs overflow on the way."""
+    try:
+        profile.check("profile")
+    except InputError as error:
+        raise InputError(
+            f"What was measured of {source} cannot be used, its weights or inputs are too large: {error}"
+        ) from None
 
 
 def _spectral(calibration: Calibration) -> set[int]:
@@ -182,43 +194,6 @@ def _spectral(calibration: Calibration) -> set[int]:
         first = max(0, (len(numbers) - count) // 2)
         chosen.update(numbers[first : first + count])
     return chosen
-
-
-def _check_measured(source: str, profile: Profile, tensors: dict[str, Tensor]) -> None:
-    """Raise where what was measured could not be read again: huge weights or inputs overflow on the way."""
-    try:
-        profile.check("profile")
-        check_profile_tensors(Path(TENSORS), profile.shape, tensors)
-    except InputError as error:
-        raise InputError(
-            f"What was measured of {source} cannot be used, its weights or inputs are too large: {error}"
-        ) from None
-
-
-def _check_output(output: Path, source: str) -> None:
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; give a folder.")
-    if output.resolve() == Path(source).expanduser().resolve():
-        raise InputError(f"{output} is the model's own folder; give another one with -o.")
-    check_writable(output / PROFILE)
-
-
-def _known(output: Path, inputs_hash: str) -> Profile | None:
-    """The finished profile in ``output``, if there is one of the same inputs."""
-    if not (output / PROFILE).exists():
-        return None
-    profile = Profile.load(output / PROFILE)
-    if profile.inputs_hash != inputs_hash:
-        raise InputError(
-            f"{output} holds a profile of something else: {profile.model.get('source')} on "
-            f"{profile.settings.get('tokens')} tokens of {profile.text.get('name')}, by headwise "
-            f"{profile.versions.get('headwise')}. Give another folder with -o, or remove that one."
-        )
-    if not (output / TENSORS).exists():
-        return None
-    if profile.settings["maps"] and not (output / PAGE).exists():
-        write_page(profile, output / PAGE)
-    return profile
 
 
 def _hash(*facts: Any) -> str:

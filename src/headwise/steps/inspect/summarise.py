@@ -15,11 +15,11 @@ from headwise.linalg.maps import at
 from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
-from headwise.planning.damage import best_split, cut_curve
+from headwise.planning.sensitivity import best_split, cut_curve
 from headwise.records.profile import SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
-from headwise.steps.inspect.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 from headwise.theory.conditioning import gaussian_condition
+from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 
 BY_LENGTH = (
     "hard_rank",

@@ -23,8 +23,8 @@ class Work:
 
     def load(self) -> tuple[int, dict[str, Tensor]]:
         """Batches done so far and their sums; nothing where there is no work or it was of something else."""
-        found = read_tensors(self.path, self.inputs_hash)
-        return (0, {}) if found is None else (int(found[0]["done"]), found[1])
+        unfinished = read_tensors(self.path, self.inputs_hash)
+        return (0, {}) if unfinished is None else (int(unfinished[0]["done"]), unfinished[1])
 
     def save(self, done: int, state: dict[str, Tensor]) -> None:
         """Put the sums away if the last time is long enough ago."""

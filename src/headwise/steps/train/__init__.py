@@ -24,7 +24,7 @@ from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
-from headwise.training.processes import first_then_all, in_half, join_processes, shared_folder
+from headwise.training.processes import first_then_all, join_processes, shared_folder, use_bf16
 from headwise.training.work import Work
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _fit(
 ) -> _Trained | None:
     """A model of ``plan`` that has learnt ``examples``, in the first process or ``everywhere``."""
     config = settled(config, plan, examples)
-    half = in_half(accelerator, config.precision, plan.width)
+    half = use_bf16(accelerator, config.precision, plan.width)
     config = replace(config, precision="bf16" if half else "fp32")
     work = Work(folder, run_hash(plan, examples.sha256, config, accelerator.num_processes))
     if track is not None:

@@ -12,7 +12,7 @@ import torch
 from headwise.records.plan import Plan
 from headwise.steps.train.fitting import Task
 from headwise.training.fresh import fresh_model
-from headwise.training.loop import learning, optimizer_of, set_rate
+from headwise.training.loop import optimizer_of, set_learning_rate, trainable_parameters
 
 ROUNDS = 7
 SECONDS = 1.0  # the least that a training is timed for in a round
@@ -39,8 +39,8 @@ class _Runner:
     def __init__(self, plan: Plan, task: Task, device: torch.device) -> None:
         self.task, self.device, self.part = task, device, 0
         self.model = cast(Any, fresh_model(plan)).to(device)
-        self.adam = optimizer_of(learning(self.model), (), task.config.decay)
-        set_rate(self.adam, 1e-4)
+        self.adam = optimizer_of(trainable_parameters(self.model), (), task.config.decay)
+        set_learning_rate(self.adam, 1e-4)
 
     def speed(self, seconds: float) -> float:
         start, steps, passed = time.perf_counter(), 0, 0.0
@@ -53,7 +53,7 @@ class _Runner:
         for _ in range(self.task.config.accumulate):
             self.task.loss(self.model, self.part).backward()
             self.part += 1
-        torch.nn.utils.clip_grad_norm_(learning(self.model), 1.0)
+        torch.nn.utils.clip_grad_norm_(trainable_parameters(self.model), 1.0)
         self.adam.step()
         self.adam.zero_grad()
         if self.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The two passes over the text. The first watches, the second also asks the loss; both only add to running sums."""
+"""Statistics of every attention layer in two passes over the text: one watches, the other also differentiates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
-from headwise.tracing.fisher import backward_from_own_output
+from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
-from headwise.tracing.gradient_checkpointing import checkpointed, frozen, tracked
+from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
 
 CUTS = (0.25, 0.5, 0.75)
@@ -99,11 +99,12 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
-        through = checkpointed if self.maps or self._activations(batch) > ACTIVATIONS else tracked
+        lean = self.maps or self._activations(batch) > ACTIVATIONS
+        through = gradient_checkpointing if lean else block_inputs_require_grad
         with frozen(self.model), watching(self.model, see), through(self.model), torch.enable_grad():
             outputs = forward(self.model, batch.inputs)
             drawn.append(outputs[0].shape[:-1].numel())
-            backward_from_own_output(outputs, seed)
+            backward_from_sampled_labels(outputs, seed)
 
     def _activations(self, batch: Batch) -> float:
         """About how many numbers a backward pass without checkpoints would keep: widths of all matrix products."""

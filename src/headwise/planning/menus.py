@@ -1,0 +1,59 @@
+"""Menus: for each part of each layer what it may become, from what the kinds of reduction offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.planning.knapsack import Option, frontier
+from headwise.records.profile import Profile
+from headwise.records.shape import LayerShape
+
+ATTENTION = "attention"  # the part that every layer has a menu for
+Part = tuple[int, str]  # the number of a layer and the name of what changes in it
+MenuItem = tuple[Part, Option]
+Menus = dict[Part, list[Option]]
+
+
+@dataclass(frozen=True, slots=True)
+class MenuRequest:
+    """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, and layers to leave alone.
+
+    ``cost`` counts a layer with its block as it would be (None: dropped); only differences between the options of one
+    menu matter.
+    """
+
+    profile: Profile
+    cost: Callable[[LayerShape | None], int]
+    multiple: int = 8
+    protect: Collection[int] = ()
+
+    def layers(self) -> Iterator[tuple[int, LayerShape]]:
+        """Numbers and shapes of the layers that may change: measured, and not protected."""
+        for number, layer in enumerate(self.profile.shape.layers):
+            if self.values(number) and number not in self.protect:
+                yield number, layer
+
+    def values(self, number: int) -> Mapping[str, Any]:
+        """What was measured of a layer."""
+        return self.profile.layers[number].values
+
+
+def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], Iterable[MenuItem]]]) -> Menus:
+    """The menus of all layers, each a `frontier` that begins with the option to change nothing.
+
+    Options of several ``sources`` for one part compete in one menu; of equals the one named first is taken.
+    """
+    layers = request.profile.shape.layers
+    menus: Menus = {(number, ATTENTION): [_whole(request, layer)] for number, layer in enumerate(layers)}
+    for source in sources:
+        for part, option in source(request):
+            if part not in menus:
+                menus[part] = [_whole(request, layers[part[0]])]
+            menus[part].append(option)
+    return {part: frontier(menus[part]) for part in sorted(menus)}
+
+
+def _whole(request: MenuRequest, layer: LayerShape) -> Option:
+    return Option(request.cost(layer), 0.0)

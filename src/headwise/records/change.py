@@ -1,0 +1,99 @@
+"""One change of one layer, as a plan records it: what every kind of reduction must say of itself.
+
+Plans, costs, tables, cards and pages know this interface and no kind. The kinds live in `headwise.reduction`, one
+folder each, and make themselves known here when headwise is imported.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import Any, ClassVar, Self, cast
+
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader
+from headwise.records.shape import LayerShape
+
+Pairs = tuple[tuple[int, ...], ...]
+
+
+class Change(ABC):
+    """What is done to one layer. Subclasses are frozen dataclasses whose fields are what a plan file says.
+
+    ``kind`` is the name in the file. Changes of a layer are applied by ascending ``order``, whatever order they were
+    given in: flatten 10, removal 20, sharing 30, widths 40, latent 50, bits 60.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    order: ClassVar[int]
+
+    @abstractmethod
+    def check(self, layer: LayerShape, where: str) -> None:
+        """Raise an `InputError` that begins with ``where`` if ``layer``, as it is by now, cannot be changed so."""
+
+    @abstractmethod
+    def shape(self, layer: LayerShape) -> LayerShape | None:
+        """The shape of ``layer`` after this change; None where its whole block is dropped."""
+
+    @abstractmethod
+    def describe(self, layer: LayerShape) -> str:
+        """The change in one short phrase; of ``layer`` only heads and widths are known."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, row: Reader) -> Self:
+        """This change out of a JSON file, as `facts` wrote it."""
+
+    def facts(self) -> dict[str, Any]:
+        """This change as plain data for a JSON file, without its kind."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(cast(Any, self)))
+        return {name: value for name, value in values if value is not None}
+
+    def entry(self) -> dict[str, Any]:
+        """What the config of a reduced model says of this change, under its kind, for whoever runs the layer."""
+        return {}
+
+    def kept_pairs(self) -> Pairs | None:
+        """The RoPE pairs that each key/value head keeps, where this change names them."""
+        return None
+
+
+_KNOWN: dict[str, type[Change]] = {}
+
+
+def know(change: type[Change]) -> None:
+    """Let plans hold changes of this kind."""
+    if _KNOWN.setdefault(change.kind, change) is not change:
+        raise ValueError(f"There is another kind of reduction called {change.kind!r}: {_KNOWN[change.kind]}.")
+
+
+def forget(kind: str) -> None:
+    """Let plans no longer hold changes of this kind."""
+    _KNOWN.pop(kind, None)
+
+
+def change_class(kind: str) -> type[Change]:
+    """The class of the changes called ``kind``."""
+    if kind not in _KNOWN:
+        raise InputError(
+            f"There is no kind of reduction called {kind!r}; known are {', '.join(_KNOWN)}. One from outside headwise "
+            "is known once its package has been registered."
+        )
+    return _KNOWN[kind]
+
+
+def read_change(row: Reader) -> Change:
+    """A change out of a JSON file."""
+    kind = row.text("kind")
+    try:
+        change = change_class(kind)
+    except InputError as error:
+        raise InputError(f"{row.where}: {error}") from None
+    return change.read(Reader({name: value for name, value in row.content.items() if name != "kind"}, row.where))
+
+
+def check_not_latent(layer: LayerShape, where: str) -> None:
+    """Raise where ``layer`` has latent attention, which no kind reduces yet."""
+    if layer.latent:
+        raise InputError(f"{where}: latent attention (MLA) can be read and costed, but not reduced.")

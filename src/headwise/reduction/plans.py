@@ -1,0 +1,70 @@
+"""From a profile and a budget to a plan, with what all kinds of reduction offer. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from headwise.files.errors import InputError
+from headwise.planning.menus import MenuRequest, Menus, build_menus
+from headwise.planning.planner import allocate, first_within, planned
+from headwise.planning.slider import slider_tables
+from headwise.records.budget import Budget
+from headwise.records.plan import Changes, Plan
+from headwise.records.profile import Profile
+from headwise.reduction.kinds import kinds, predicted_loss
+from headwise.reduction.widths.uniform import uniform_layers
+
+
+def plan_for(
+    profile: Profile, budget: Budget, *, multiple: int = 8, protect: Collection[int] = (), uniform: bool = False
+) -> Plan:
+    """The plan that stays within ``budget`` at the least predicted loss increase.
+
+    Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
+    one set of RoPE pairs, as stock formats want it.
+    """
+    _check(profile, multiple, protect, uniform)
+    budget.limit(profile.shape)  # says what is wrong with the budget before anything is computed
+    layers: Sequence[Changes]
+    if uniform:
+        candidates = uniform_layers(profile, multiple)
+        layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
+    else:
+        menus = menus_for(profile, budget, multiple, protect)
+        layers = allocate(profile, budget, menus, f"widths in multiples of {multiple}")
+    facts: dict[str, Any] = {"multiple_of": multiple}
+    if protect:
+        facts["protect"] = sorted(protect)
+    if uniform:
+        facts["uniform"] = True
+    return planned(profile, budget, layers, predicted_losses(profile, layers), **facts)
+
+
+def menus_for(profile: Profile, budget: Budget, multiple: int = 8, protect: Collection[int] = ()) -> Menus:
+    """What every part of every layer may become at which cost to ``budget``, of all kinds of reduction."""
+    shape = profile.shape
+    request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), multiple, protect)
+    return build_menus(request, [kind.options for kind in kinds()])
+
+
+def predicted_losses(profile: Profile, layers: Sequence[Changes]) -> list[float]:
+    """The predicted loss increase of each layer under these changes."""
+    measured = zip(profile.shape.layers, profile.layers, layers, strict=True)
+    return [predicted_loss(layer, measurement.values, changes) for layer, measurement, changes in measured]
+
+
+def slider(profile: Profile) -> dict[str, Any]:
+    """What the slider of the page of ``profile`` moves over."""
+    return slider_tables(profile, lambda budget: menus_for(profile, budget))
+
+
+def _check(profile: Profile, multiple: int, protect: Collection[int], uniform: bool) -> None:
+    if multiple < 1:
+        raise InputError(f"Widths cannot be multiples of {multiple}.")
+    last = len(profile.shape.layers) - 1
+    unknown = sorted(layer for layer in protect if not 0 <= layer <= last)
+    if unknown:
+        raise InputError(f"There is no layer {unknown[0]} to protect: the model has layers 0 to {last}.")
+    if protect and uniform:
+        raise InputError("A uniform plan gives all layers one width, so none can be protected: leave out one of both.")

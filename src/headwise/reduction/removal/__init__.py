@@ -1,0 +1,1 @@
+"""Attention, or the whole block around it, taken away."""
