@@ -159,7 +159,8 @@ def test_a_model_from_scratch_takes_the_tokenizer_and_no_pooling(folder, tmp_pat
     put(folder, "tokenizer.json")
     put(folder, "modules.json", [{"path": "", "type": f"{OWN}Transformer"}])
     blueprint = Blueprint(32, Text(97, 16, tied=True))
-    plan = Plan.make(blueprint.shape("llama", 16, ((2, 2, 8, 8),)), (LayerPlan(2, 2, 8, 8),), blueprint=blueprint)
+    shape = blueprint.shape("llama", 16, ((2, 2, 8, 8),) * 3)
+    plan = Plan.make(shape, (LayerPlan(2, 2, 8, 8),) * 3, blueprint=blueprint)
     save_student(tiny("llama"), tmp_path / "out", plan=plan, source=str(folder))
     assert "tokenizer.json" in names(tmp_path / "out") and "modules.json" not in names(tmp_path / "out")
 

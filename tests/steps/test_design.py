@@ -270,3 +270,10 @@ def test_the_function_takes_what_the_command_takes():
         design(3_000_000, family="vit", vocab=100, context=8)
     with pytest.raises(InputError, match="`family` must be llama"):
         design(3_000_000, family="mamba")
+
+
+def test_a_usual_shape_unlike_what_was_trained_is_no_measure():
+    """Under this limit the usual shape shares keys and values, so nothing was trained against its like."""
+    proposal = propose(Request("llama", 1_520_620, Text(64, 16, tied=True), kv_bytes_per_token=4000))
+    assert proposal.candidates[0].measured is None and proposal.choose("lean-width").measured is not None
+    assert proposal.recommended == USUAL and "Nothing that was measured" in proposal.because

@@ -28,7 +28,7 @@ def recommend(candidates: Sequence[Candidate]) -> tuple[str, str]:
     usual = candidates[0]
     best = min(candidates, key=lambda each: each.measured.time.difference if each.measured else 0.0)
     trials = best.measured
-    if trials is None or not trials.time.better:
+    if usual.measured is None or trials is None or not trials.time.better:  # both kinds must be those that were trained
         return usual.name, (
             f"Nothing that was measured speaks for another shape here: {FILE} has {WHERE}, with heads of {NARROWEST} "
             "or more that share no keys and values. Formulas alone decide nothing."
