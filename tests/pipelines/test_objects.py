@@ -175,6 +175,16 @@ def test_the_whole_line_in_memory_as_in_a_folder(place, tokenizer, tmp_path, mon
     assert [one.loss for one in outcome.scores.models] == [one.loss for one in scores.models]
     assert [one.source for one in outcome.scores.models] == ["dense", "reduced", "healed"]
     assert model.dtype == outcome.healed.dtype == torch.bfloat16
+    file = place / "text.txt"
+    again = run.run(source, keep_kv=0.5, text=file, eval_text=[file], config=config, output=tmp_path / "out")
+    assert again.scores == scores and again.plan == planned
+    assert all(torch.equal(tensor, folder[name]) for name, tensor in again.model.state_dict().items())
+    healed = again.healed.state_dict()
+    assert all(torch.equal(tensor, healed[name]) for name, tensor in outcome.healed.state_dict().items())
+    with pytest.raises(InputError, match=r"give `text` as a pathlib\.Path"):
+        run.run(source, text=TEXT, output=tmp_path / "out")
+    with pytest.raises(InputError, match="With `output` the model is given as a folder"):
+        run.run(model, output=tmp_path / "out")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
