@@ -23,7 +23,7 @@ from headwise.records.blueprint import Text
 from headwise.records.design import Request
 from headwise.records.training import TrainConfig
 from headwise.report.comparisons import print_comparison
-from headwise.steps.design import USUAL, design
+from headwise.steps.design import USUAL, propose
 
 
 def number(text):
@@ -46,7 +46,7 @@ def main():
     parser.add_argument("-o", "--output", type=Path, default=Path("results/shapes.json"))
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    found = design(Request("llama", args.params, Text(args.vocab, args.context, tied=True)))
+    found = propose(Request("llama", args.params, Text(args.vocab, args.context, tied=True)))
     names = dict.fromkeys([USUAL, found.recommended, "lean-width", "lean-head-dim"])
     plans = []
     for name in names:

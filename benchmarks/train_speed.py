@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
 from headwise.records.training import TrainConfig
-from headwise.steps.design import design
+from headwise.steps.design import propose
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan
 from headwise.steps.train.windows import rows_of
@@ -97,7 +97,7 @@ def main():
         "threads": torch.get_num_threads(),
     }
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2**20).astype(np.uint16)
-    candidates = design(Request("llama", int(args.params), Text(VOCAB, CONTEXT, tied=True))).candidates
+    candidates = propose(Request("llama", int(args.params), Text(VOCAB, CONTEXT, tied=True))).candidates
     mixed = next(candidate for candidate in candidates if len(set(candidate.plan.before)) > 1)
     for candidate in (candidates[0], mixed):
         for precision in ("fp32", "bf16"):

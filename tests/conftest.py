@@ -8,6 +8,7 @@ import torch
 import transformers
 from hypothesis import settings
 
+from headwise.families.known import BY_MODEL_TYPE
 from headwise.runtime import reopen
 from tests.commands import check_in_a_fork
 
@@ -32,6 +33,15 @@ def _checked_in_forks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", check_in_a_fork(RUN))
         yield
+
+
+@pytest.fixture
+def families_as_before():
+    """What a test registers is forgotten after it."""
+    before = dict(BY_MODEL_TYPE)
+    yield
+    BY_MODEL_TYPE.clear()
+    BY_MODEL_TYPE.update(before)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-import headwise
 from headwise.checkpoints import verify
+from headwise.checkpoints.card import card
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
@@ -193,5 +193,20 @@ def test_half_precision_survives(tmp_path):
     assert open_model(str(tmp_path / "out")).dtype == torch.bfloat16
 
 
-def test_the_public_names_are_there():
-    assert all(hasattr(headwise, name) for name in headwise.__all__)
+def test_the_card_says_what_was_done_to_each_layer():
+    model = tiny("llama")
+    shape = shape_of(model)
+    plan = Plan.make(
+        shape, (LayerPlan(4, 2, 6, 8), LayerPlan(4, 2, 8, 8, dropped=True), LayerPlan.full(shape.layers[2]))
+    )
+    reduced = build_reduced(model, plan)
+    text = card(reduced, plan, "some/model", "", {"difference": 0.0})
+    assert (
+        "| layer | heads | key/value heads | query/key width | value width | change |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| 0 | 4 | 2 | 6 | 8 | qk dim 8 > 6 |\n"
+        "| - | - | - | - | - | block dropped |\n"
+        "| 1 | 4 | 2 | 8 | 8 | - |\n"
+    ) in text
+    with pytest.raises(InputError, match="The model has 2 layers, its plan leaves 3"):
+        card(reduced, Plan.full(shape), "some/model", "", {"difference": 0.0})

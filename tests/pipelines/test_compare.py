@@ -10,7 +10,7 @@ import pytest
 
 from headwise.cli import app
 from headwise.files.errors import Failed, InputError
-from headwise.pipelines.compare import HELD_OUT, compare
+from headwise.pipelines.compare import HELD_OUT, compare, compare_plans
 from headwise.pipelines.compare.tasks import Learning
 from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Blueprint, Text
@@ -137,3 +137,21 @@ def test_wrong_comparisons_get_a_sentence(given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r'pip install "headwise\[ray\]"'):
         compare([usual, other], data, tmp_path / "out", config=CONFIG, on="ray")
+
+
+def test_in_memory_it_says_the_same(given, tmp_path, monkeypatch):
+    steady(monkeypatch, 1000.0, 1500.0)
+    files, (text,) = given
+    there = compare(files, [text], tmp_path, seeds=1, config=CONFIG)
+    plans = {file.stem: Plan.load(file) for file in files}
+    here = compare_plans(plans, data=text.read_text(), seeds=1, config=CONFIG)
+    assert here.trials == there.trials and here.contenders == there.contenders and here.data == "text"
+    assert [
+        each.name for each in compare_plans(list(plans.values()), data=text, seeds=1, config=CONFIG).contenders
+    ] == [
+        "plan-1",
+        "plan-2",
+    ]
+    for wrong, sentence in (({"../x": plans["usual"]}, "is called '../x'"), ([plans["usual"]], "at least two plans")):
+        with pytest.raises(InputError, match=sentence):
+            compare_plans(wrong, data=text, config=CONFIG)

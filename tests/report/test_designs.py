@@ -11,14 +11,14 @@ from headwise.records.blueprint import Images, Text
 from headwise.records.design import Request
 from headwise.report.designs import COLUMNS, print_design, rows
 from headwise.report.page.design import render_design, write_design_page
-from headwise.steps.design import design
+from headwise.steps.design import propose
 from tests.report.test_page import browser, needs_browser  # noqa: F401 - a fixture
 
-TEXT = design(Request("llama", 3_000_000, Text(4096, 256, tied=True)))
-IMAGES = design(Request("vit", 3_000_000, Images(32, 4, 3, 10)))
+TEXT = propose(Request("llama", 3_000_000, Text(4096, 256, tied=True)))
+IMAGES = propose(Request("vit", 3_000_000, Images(32, 4, 3, 10)))
 
 
-LARGE = design(Request("llama", 900_000_000_000, Text(128_000, 131_072, tied=True)))
+LARGE = propose(Request("llama", 900_000_000_000, Text(128_000, 131_072, tied=True)))
 
 
 @pytest.mark.parametrize("found", [TEXT, IMAGES, LARGE], ids=["llama", "vit", "large"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headwise.records import InputError, Plan
 from headwise.records.blueprint import Images, Text
 from headwise.records.design import FORMULA_ONLY, MEASURED, Apart, Measured, Request
-from headwise.steps.design import IDEAS, USUAL, design, evidence
+from headwise.steps.design import IDEAS, USUAL, design, evidence, propose
 from headwise.steps.design.predict import rank_share, tradeoff
 from headwise.steps.design.usual import head_dims
 from headwise.theory.tradeoff import HeadGroup
@@ -35,7 +35,7 @@ def heads(plan: Plan) -> list[HeadGroup]:
     ids=["GPT-2", "ViT-B", "ViT-S", "30M"],
 )
 def test_the_usual_shape_is_the_one_people_chose(request_, width, layers, first):
-    plan = design(request_).choose(USUAL).plan
+    plan = propose(request_).choose(USUAL).plan
     assert (plan.width, len(plan.layers), heads(plan)[0]) == (width, layers, first)
     usual = 8 / 3 if request_.family == "llama" else 4
     assert plan.require_blueprint().mlp == pytest.approx(usual * width, rel=0.05)
@@ -54,7 +54,7 @@ requests = st.builds(
 @given(requests)
 def test_all_candidates_spend_the_same_budget_and_keep_the_cache(request_):
     try:
-        found = design(request_)
+        found = propose(request_)
     except InputError as error:
         assert "the smallest" in str(error) or "the least" in str(error)
         return
@@ -75,7 +75,7 @@ def test_all_candidates_spend_the_same_budget_and_keep_the_cache(request_):
 @given(requests)
 def test_heads_are_as_wide_as_kernels_like_and_only_what_was_measured_is_recommended(request_):
     try:
-        found = design(request_)
+        found = propose(request_)
     except InputError:
         return
     for candidate in found.candidates:
@@ -90,7 +90,7 @@ def test_heads_are_as_wide_as_kernels_like_and_only_what_was_measured_is_recomme
 
 
 def test_each_candidate_is_what_its_paper_asks_for():
-    found = design(Request("llama", 3_000_000, Text(4096, 256, tied=True), intrinsic_dim=9))
+    found = propose(Request("llama", 3_000_000, Text(4096, 256, tied=True), intrinsic_dim=9))
     reads, lags = found.request.reads, found.request.lags
     usual = heads(found.choose(USUAL).plan)
     inner, early = usual[0].heads * usual[0].head_dim, len(usual) // 3
@@ -120,7 +120,7 @@ def test_each_candidate_is_what_its_paper_asks_for():
     ids=["SmolLM2-135M", "MobileLLM-125M"],
 )
 def test_deep_and_thin_is_the_shape_of_models_in_use(parameters, vocab, layers, width, dims, mlp):
-    candidate = design(Request("llama", parameters, Text(vocab, 2048, tied=True))).choose("deep-thin")
+    candidate = propose(Request("llama", parameters, Text(vocab, 2048, tied=True))).choose("deep-thin")
     plan = candidate.plan
     assert (len(plan.layers), plan.width, plan.require_blueprint().mlp) == (layers, width, mlp)
     assert {layer.dims[:3] for layer in candidate.shape.layers} == {dims}
@@ -128,14 +128,14 @@ def test_deep_and_thin_is_the_shape_of_models_in_use(parameters, vocab, layers, 
 
 
 def test_deep_and_thin_is_left_out_where_the_usual_shape_is():
-    found = design(Request("llama", 2_492_506, Text(63_932, 4_789, tied=True)))
+    found = propose(Request("llama", 2_492_506, Text(63_932, 4_789, tied=True)))
     assert found.left_out["deep-thin"] == "24 layers of width 32 are deep and thin already."
 
 
 def test_grouped_queries_share_keys_and_values_as_models_in_use_do():
     groups = {}
     for parameters in (1_500_000, 12_000_000, 30_000_000, 135_000_000, 600_000_000):
-        found = design(Request("llama", parameters, SMALL))
+        found = propose(Request("llama", parameters, SMALL))
         usual, shared = found.choose(USUAL), found.choose("grouped")
         first = shared.shape.layers[0]
         assert (shared.plan.width, len(shared.plan.layers)) == (usual.plan.width, len(usual.plan.layers))
@@ -158,7 +158,7 @@ def test_the_figures_are_those_of_the_file():
 
 
 def test_what_was_measured_is_what_is_proposed():
-    found = design(Request("llama", 1_500_000, Text(1024, 256, tied=True)))
+    found = propose(Request("llama", 1_500_000, Text(1024, 256, tied=True)))
     contenders = {each["name"]: each["parameters"] for each in json.loads(SHAPES.read_text())["contenders"]}
     for name in evidence.FOUND:
         candidate = found.choose(name)
@@ -169,7 +169,7 @@ def test_what_was_measured_is_what_is_proposed():
 
 
 def test_135m_gets_the_shape_that_won_at_equal_time_and_its_cache_is_told():
-    found = design(Request("llama", 135_000_000, Text(49152, 8192, tied=True)))
+    found = propose(Request("llama", 135_000_000, Text(49152, 8192, tied=True)))
     usual, chosen = found.candidates[0], found.choose()
     assert (chosen.name, chosen.evidence) == ("lean-width", MEASURED)
     assert set(heads(chosen.plan)) == {(24, 32)} and len(chosen.plan.layers) == 9
@@ -197,7 +197,7 @@ def test_135m_gets_the_shape_that_won_at_equal_time_and_its_cache_is_told():
     ids=["gpt2", "vit", "shared keys and values", "very narrow heads"],
 )
 def test_where_nothing_like_it_was_trained_the_usual_shape_is_recommended(request_):
-    found = design(request_)
+    found = propose(request_)
     assert found.recommended == USUAL
     assert "Nothing that was measured speaks for another shape" in found.because
     assert all(each.evidence == FORMULA_ONLY for each in found.candidates if each.name == "lean-width")
@@ -207,16 +207,16 @@ def test_a_shape_that_was_measured_to_be_worse_is_never_recommended(monkeypatch)
     monkeypatch.setattr(
         evidence, "FOUND", {**evidence.FOUND, "lean-width": Measured("f", "w", Apart(0, 1), Apart(-0.1, 0.2))}
     )
-    found = design(COMMON)
+    found = propose(COMMON)
     assert found.recommended == USUAL
     assert found.choose("lean-head-dim").measured == evidence.FOUND["lean-head-dim"]
 
 
 def test_no_look_ups_are_assumed():
-    found = design(Request("llama", 400_000, Text(8192, 1024, tied=True)))
-    assert "--intrinsic-dim" in found.left_out["enough-heads"]
+    found = propose(Request("llama", 400_000, Text(8192, 1024, tied=True)))
+    assert "`intrinsic_dim`" in found.left_out["enough-heads"]
     assert all(each.plan.predicted["lookup_exponent"] is None for each in found.candidates)
-    known = design(Request("llama", 400_000, Text(8192, 1024, tied=True), intrinsic_dim=12))
+    known = propose(Request("llama", 400_000, Text(8192, 1024, tied=True), intrinsic_dim=12))
     assert known.candidates[0].plan.predicted["lookup_exponent"] > 0
 
 
@@ -228,25 +228,27 @@ def test_texts_are_ranked_by_the_causal_formula_and_images_by_the_other():
 @pytest.mark.parametrize("request_", [COMMON, Request("vit", 30_000_000, Images(32, 4, 3, 10))], ids=["llama", "vit"])
 def test_the_smallest_budget_is_the_smallest(request_):
     with pytest.raises(InputError, match="the smallest, ") as error:
-        design(Request(request_.family, 1, request_.reads))
+        propose(Request(request_.family, 1, request_.reads))
     smallest = int(str(error.value).split("has ")[-1].rstrip(".").replace(",", ""))
-    assert design(Request(request_.family, smallest, request_.reads)).candidates[0].shape.total_parameters() == smallest
+    assert (
+        propose(Request(request_.family, smallest, request_.reads)).candidates[0].shape.total_parameters() == smallest
+    )
     with pytest.raises(InputError, match="too few"):
-        design(Request(request_.family, smallest - 1, request_.reads))
+        propose(Request(request_.family, smallest - 1, request_.reads))
 
 
 def test_the_smallest_cache_is_the_smallest():
     with pytest.raises(InputError, match="KV bytes per token") as error:
-        design(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=10))
+        propose(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=10))
     least = int(str(error.value).split()[-1].rstrip("."))
-    found = design(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=least))
+    found = propose(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=least))
     assert found.candidates[0].cost.kv_bytes_per_token == least
     with pytest.raises(InputError, match="the least is"):
-        design(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=least - 1))
+        propose(Request("llama", 30_000_000, SMALL, kv_bytes_per_token=least - 1))
 
 
 def test_json_holds_every_plan_as_it_would_be_written(tmp_path):
-    found = design(COMMON)
+    found = propose(COMMON)
     content = json.loads(found.json())
     assert (content["recommended"], content["because"]) == (found.recommended, found.because)
     for candidate, entry in zip(found.candidates, content["candidates"], strict=True):
@@ -257,3 +259,14 @@ def test_json_holds_every_plan_as_it_would_be_written(tmp_path):
     measured = {entry["name"]: entry["measured"] for entry in content["candidates"] if "measured" in entry}
     assert measured["lean-width"]["file"] == "results/shapes.json"
     assert measured["lean-width"]["nats"]["equal wall-clock"] == {"difference": -0.103, "margin": 0.075}
+
+
+def test_the_function_takes_what_the_command_takes():
+    found = design(3_000_000, vocab=4096, context=256, intrinsic_dim=9)
+    assert found == propose(Request("llama", 3_000_000, Text(4096, 256, tied=True), intrinsic_dim=9))
+    images = design(params=3_000_000, family="vit", image_size=32, patch_size=4, labels=10)
+    assert images.request.reads == Images(32, 4, 3, 10)
+    with pytest.raises(InputError, match="A vit model reads images: leave out `vocab`, `context`"):
+        design(3_000_000, family="vit", vocab=100, context=8)
+    with pytest.raises(InputError, match="`family` must be llama"):
+        design(3_000_000, family="mamba")

@@ -12,10 +12,14 @@ from PIL import Image
 from torch.nn.functional import cosine_similarity, log_softmax
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaForSequenceClassification, LlamaModel
 
-from headwise import LayerPlan, Plan, Scores, build_reduced, cli, cost_of, open_model, shape_of
+from headwise import LayerPlan, Plan, Scores, cli
+from headwise.checkpoints.load import open_model
 from headwise.data.calibration import evaluation_windows
 from headwise.data.processors import open_tokenizer
 from headwise.data.texts import Text
+from headwise.families.shapes import shape_of
+from headwise.records.cost import cost_of
+from headwise.reduction.build import build_reduced
 from headwise.tracing import speed as running
 from tests.calls import evaluate
 from tests.tiny import DECODERS, LATENT_MODELS, tiny

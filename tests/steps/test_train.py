@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 import headwise.steps.train
 from headwise.checkpoints.load import open_model
+from headwise.checkpoints.origin import plan_of
+from headwise.checkpoints.save import save
 from headwise.cli import app, main
 from headwise.data.vocabulary import END
 from headwise.families.shapes import shape_of
@@ -23,7 +25,7 @@ from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
 from headwise.records.training import CURVE, TrainConfig
 from headwise.steps.compress import compress
-from headwise.steps.train import train, windows
+from headwise.steps.train import train, train_model, windows
 from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import paces
 from headwise.training.processes import join_processes
@@ -128,7 +130,7 @@ FULL_AT = {  # when the disk gets full, by how many bytes, and what is named
     "vocabulary": (windows, "learn_tokenizer", 500, "/run.training/tokenizer-"),
     "tokens": (windows, "_write_tokens", 500, "/run.training/tokens-"),
     "metrics": (Work, "log", 0, "/run.training/metrics.jsonl"),
-    "model": (headwise.steps.train, "save_student", 9000, "/run"),
+    "model": (headwise.steps.train, "write_model", 9000, "/run"),
 }
 
 
@@ -223,7 +225,7 @@ def test_tokens_are_made_once_and_a_tokenizer_can_be_given(given, tmp_path):
     wide = windows.read_windows(Text(70_000, 16, True), [text], str(tmp_path / "letters"), config, tmp_path, note)
     assert torch.equal(wide.rows(torch.arange(4))[1], letters.rows(torch.arange(4))[1])
     assert letters.sha256 != first.sha256 and letters.tokenizer == str(tmp_path / "letters")
-    with pytest.raises(InputError, match="has 97 tokens, the plan's model knows 50; headwise design --vocab 97"):
+    with pytest.raises(InputError, match="has 97 tokens, the plan's model knows 50; headwise design `vocab` 97"):
         windows.read_windows(Text(50, 16, True), [text], str(tmp_path / "letters"), config, tmp_path, note)
 
 
@@ -308,3 +310,52 @@ def test_what_is_there_already_stays_as_it_is(given, tmp_path):
         train(given[0], [given[1]], tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
     assert not (tmp_path / "run.training").exists()
+
+
+def test_in_memory_it_is_the_same_to_the_last_bit(given, tmp_path):
+    config = TrainConfig(**{**QUICK, "tokens": 400})
+    told = train(given[0], [given[1]], tmp_path / "folder", config=config)
+    model = train_model(Plan.load(given[0]), data=SENTENCES, config=config)
+    save(model, tmp_path / "memory")
+    one, two = weights(tmp_path / "folder"), weights(tmp_path / "memory")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert plan_of(model) == Plan.load(given[0]) == Plan.load(tmp_path / "memory" / "plan.json")
+    words = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("folder", "memory")]
+    assert words[0].get_vocab() == words[1].get_vocab() and words[0](SENTENCES) == words[1](SENTENCES)
+    card = (tmp_path / "memory" / "README.md").read_text()
+    assert (
+        f"tokens of text (AdamW, learning rate 0.01, seed 0, fp32); on held-out data loss {told['scores']['loss']:.4f}"
+        in card
+    )
+
+
+def test_data_are_texts_files_or_a_dataset(given, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    texts = [SENTENCES[:3000], "", SENTENCES[3000:]]
+    (tmp_path / "a.txt").write_text(texts[0])
+    (tmp_path / "b.txt").write_text(texts[2])
+    save_tokenizer(tmp_path / "letters")
+    plan, config = Plan.load(given[0]), TrainConfig(**{**QUICK, "tokens": 64})
+    words = AutoTokenizer.from_pretrained(tmp_path / "letters")
+    forms = [
+        (texts, words),
+        ([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "letters"),
+        (datasets.Dataset.from_dict({"text": texts}), str(tmp_path / "letters")),
+    ]
+    models = [train_model(plan, data=data, tokenizer=tokenizer, config=config) for data, tokenizer in forms]
+    first, *others = [model.state_dict() for model in models]
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+def test_what_is_no_data_gets_one_sentence(given):
+    datasets, plan = pytest.importorskip("datasets"), Plan.load(given[0])
+    for data, sentence in (
+        (str(given[1]), "give `data` as a Path"),
+        ([3], "`data` must be text or files"),
+        ("", "There is nothing to learn from: give `data`."),
+        ("a\0b", "character 1 is zero"),
+        ("\ud800", "cannot be written in UTF-8"),
+        (datasets.Dataset.from_dict({"words": ["a"]}), "has the columns words; `data` needs one called text"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            train_model(plan, data=data)

@@ -6,12 +6,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import headwise as hw
+from headwise.checkpoints.load import open_shape
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
 from headwise.records.blueprint import Blueprint, Images, Text
 from headwise.records.cost import cost_of
 from headwise.records.design import Request
-from headwise.steps.design import design
+from headwise.steps.design import propose
 from headwise.tracing.example import example_inputs
 from headwise.training.fresh import fresh_model
 
@@ -73,7 +74,7 @@ def test_the_model_is_just_what_the_plan_says(name):
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=["llama", "llama with little cache", "gpt2", "vit"])
 def test_every_candidate_of_a_design_is_just_what_it_says(request_):
-    for candidate in design(request_).candidates:
+    for candidate in propose(request_).candidates:
         model = fresh_model(candidate.plan)
         assert shape_of(model) == candidate.shape, candidate.name
         promised = candidate.plan.predicted
@@ -132,7 +133,7 @@ def test_it_saves_and_comes_back(name, tmp_path):
     assert hw.Plan.load(tmp_path / "model" / "plan.json") == plan
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reduced by headwise" not in card and "built from scratch" in card
-    assert hw.open_shape(str(tmp_path / "model")) == plan.shape_to_build()
+    assert open_shape(str(tmp_path / "model")) == plan.shape_to_build()
 
 
 def test_generation_works_in_a_model_by_layer(tmp_path):

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import base_type
+from headwise.files.errors import InputError
 from headwise.files.writing import write_text
 from headwise.records.budget import budget_words
 from headwise.records.plan import Plan
@@ -22,7 +23,7 @@ from headwise.runtime import modeling_headwise, reopen
 SCORES = "## Scores"
 
 
-def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found: Mapping[str, Any]) -> str:
+def card(student: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
     """The model card: where the model comes from, how it was made, what it costs, how to open it."""
     reduced = plan.blueprint is None
     base = source if reduced and source and not Path(source).expanduser().exists() else None
@@ -43,11 +44,11 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, found:
         )
     if reduced:
         title = f"{Path(source).name or 'model'}, reduced"
-        made = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
+        origin = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
     else:
         title = f"{plan.family} model, built from scratch"
-        made = f"Built as a {plan.family} model with {len(plan.layers)} layers"
-    how = _budget(plan) + _how(found)
+        origin = f"Built as a {plan.family} model with {len(plan.layers)} layers"
+    history = _budget(plan) + _history(facts)
     return (
         f"""---
 {data.to_yaml()}
@@ -62,15 +63,15 @@ from transformers import {opener}
 
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
-{_pooled(trust) if found.get("pools") else ""}
-{made}{f", by `{command}`" if command else ""}.
-{how}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
+{_pooled(trust) if facts.get("pools") else ""}
+{origin}{f", by `{command}`" if command else ""}.
+{history}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
 
 {_layer_table(shape, plan)}
 
-Checked when saved: reopened in a fresh process, largest difference of outputs {found["difference"]:.1e}.
-{" ".join(found.get("notes", ()))}
+Checked when saved: reopened in a fresh process, largest difference of outputs {facts["difference"]:.1e}.
+{" ".join(facts.get("notes", ()))}
 """.rstrip()
         + "\n"
     )
@@ -78,10 +79,15 @@ Checked when saved: reopened in a fresh process, largest difference of outputs {
 
 def _layer_table(shape: ModelShape, plan: Plan) -> str:
     """The layers of the saved model and, where it was reduced, what was done to each; dropped blocks have no number."""
-    layers = enumerate(shape.layers)
+    if plan.dropped().count(False) != len(shape.layers):
+        raise InputError(f"The model has {len(shape.layers)} layers, its plan leaves {plan.dropped().count(False)}.")
+    layers = iter(enumerate(shape.layers))
     rows = []
     for phrase, dropped in zip(plan.describe(), plan.dropped(), strict=True):
-        index, cells = ("-", ("-",) * len(DIMS)) if dropped else next((i, layer.dims) for i, layer in layers)
+        index, cells = "-", ("-",) * len(DIMS)
+        if not dropped:
+            index, layer = next(layers)
+            cells = layer.dims
         rows.append([index, *cells, phrase or "-"])
     head = ["layer", "heads", "key/value heads", "query/key width", "value width", "change"]
     columns = len(head) if plan.blueprint is None else len(head) - 1
@@ -103,12 +109,12 @@ model = SentenceTransformer("path/to/this/folder"{trust})
 
 def _budget(plan: Plan) -> str:
     """What the plan that was carried out had to keep to, for the card."""
-    budget = budget_words(plan.budget) if plan.blueprint is None else ""
-    return f"Its budget: {budget}.\n" if budget else ""
+    words = budget_words(plan.budget) if plan.blueprint is None else ""
+    return f"Its budget: {words}.\n" if words else ""
 
 
-def _how(facts: Mapping[str, Any]) -> str:
-    """How the weights were found, for the card."""
+def _history(facts: Mapping[str, Any]) -> str:
+    """Where the weights come from, for the card."""
     ways = {
         "weighted": "Cut along the directions its loss feels most, measured on text",
         "token-weighted": "Cut along directions weighted by second moments of tokens",

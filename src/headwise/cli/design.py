@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,27 +28,19 @@ def design(
     as_json: AsJson = False,
 ) -> None:
     """Propose shapes for a model that does not exist yet, all of the same size, the usual one among them."""
-    from headwise.records.design import Request
+    from headwise.cli import as_flags
     from headwise.report.designs import print_design
     from headwise.report.page.design import write_design_page
-    from headwise.steps.design import design as propose
-    from headwise.steps.design import read_ends
+    from headwise.steps.design import propose, request_of
 
-    text = {"vocab": config.vocab, "context": config.context}
-    images = {
-        "image-size": config.image_size,
-        "patch-size": config.patch_size,
-        "channels": config.channels,
-        "labels": config.labels,
-    }
-    ends = read_ends(family, text, images)
+    request = request_of(config, family)
     page = page or (None if output is None else output.with_name("design.html"))
     for file in (output, page):
         if file is not None:
             check_file(file)
-    proposal = propose(
-        Request(family, config.params, ends, config.kv_bytes_per_token, config.lags, config.intrinsic_dim)
-    )
+    proposal = propose(request)
+    left_out = {name: as_flags(sentence) for name, sentence in proposal.left_out.items()}
+    proposal = replace(proposal, left_out=left_out)
     chosen = proposal.choose(choose)
     if output is not None:
         chosen.plan.save(output)

@@ -16,7 +16,12 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
-    """Every width and count of ``model`` that costs something."""
+    """Every width and count of ``model`` that costs something.
+
+    >>> shape = hw.shape_of(model)
+    >>> shape.layers[0].heads, shape.layers[0].kv_heads, shape.layers[0].qk_dim
+    (4, 2, 8)
+    """
     sites = sites_of(model)
     family = family_of(base_type(model.config))
     rotary = rotary_width(model)

@@ -57,7 +57,11 @@ def base_type(config: PreTrainedConfig) -> str:
 
 
 def sites_of(model: PreTrainedModel) -> list[Site]:
-    """All attention layers of ``model``, stack by stack, in the order in which plans list them."""
+    """All attention layers of ``model``, stack by stack, in the order in which plans list them.
+
+    >>> hw.sites_of(model)[0].path
+    'layers.0.self_attn'
+    """
     family = family_of(base_type(model.config))
     return [site for stack in family.stacks for site in _stack_sites(model, family, stack)]
 

@@ -40,7 +40,12 @@ class AttentionWeights:
 
 
 def read_attention(site: Site, rotary: int) -> AttentionWeights:
-    """The weights of ``site`` as views where the layout allows it; RoPE turns ``rotary`` coordinates of a head."""
+    """The weights of ``site`` as views where the layout allows it; RoPE turns ``rotary`` coordinates of a head.
+
+    >>> site, layer = hw.sites_of(model)[0], hw.shape_of(model).layers[0]
+    >>> tuple(hw.read_attention(site, layer.rotary).w_q_HKD.shape)
+    (4, 8, 32)
+    """
     if site.removed:
         raise InputError(f"{site.path} has no attention to read.")
     if site.family.latent:
@@ -69,7 +74,11 @@ def read_attention(site: Site, rotary: int) -> AttentionWeights:
 
 
 def write_attention(site: Site, weights: AttentionWeights) -> None:
-    """Copy ``weights`` into the projections of ``site``, in its own layout, dtype and device."""
+    """Copy ``weights`` into the projections of ``site``, in its own layout, dtype and device.
+
+    >>> site, layer = hw.sites_of(model)[0], hw.shape_of(model).layers[0]
+    >>> hw.write_attention(site, hw.read_attention(site, layer.rotary))  # changes nothing
+    """
     family, module = site.family, site.module
     parts = [(weights.w_q_HKD, weights.b_q_HK), (weights.w_k_GKD, weights.b_k_GK), (weights.w_v_GVD, weights.b_v_GV)]
     if family.fused and not site.reduced:

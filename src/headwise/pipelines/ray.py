@@ -21,7 +21,7 @@ def on_ray(work: Callable[[T], R], pieces: Sequence[T], *, gpu: bool = False) ->
         import ray  # noqa: PLC0415 - slow to import, and only asked for at times
         from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415
     except ImportError:
-        raise InputError('Ray is not installed: pip install "headwise[ray]", or leave out --on ray.') from None
+        raise InputError('Ray is not installed: pip install "headwise[ray]", or leave out `on` ray.') from None
     if not pieces:
         return
     if not ray.is_initialized():

@@ -12,7 +12,7 @@ from headwise.records.shape import LayerShape
 
 ATTENTION = "attention"  # the part that every layer has a menu for
 Part = tuple[int, str]  # the number of a layer and the name of what changes in it
-Offer = tuple[Part, Option]
+MenuItem = tuple[Part, Option]
 Menus = dict[Part, list[Option]]
 
 
@@ -40,7 +40,7 @@ class MenuRequest:
         return self.profile.layers[number].values
 
 
-def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], Iterable[Offer]]]) -> Menus:
+def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], Iterable[MenuItem]]]) -> Menus:
     """The menus of all layers, each a `frontier` that begins with the option to change nothing.
 
     Options of several ``sources`` for one part compete in one menu; of equals the one named first is taken.
@@ -49,7 +49,9 @@ def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], 
     menus: Menus = {(number, ATTENTION): [_whole(request, layer)] for number, layer in enumerate(layers)}
     for source in sources:
         for part, option in source(request):
-            menus.setdefault(part, [_whole(request, layers[part[0]])]).append(option)
+            if part not in menus:
+                menus[part] = [_whole(request, layers[part[0]])]
+            menus[part].append(option)
     return {part: frontier(menus[part]) for part in sorted(menus)}
 
 

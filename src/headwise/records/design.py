@@ -40,7 +40,7 @@ class Request:
         if self.parameters > MOST:
             raise InputError(f"{self.parameters:,} parameters are more than headwise designs for, {MOST:,}.")
         if isinstance(self.reads, Images) and self.kv_bytes_per_token is not None:
-            raise InputError("A vit has no KV cache: leave out --kv-bytes-per-token.")
+            raise InputError("A vit has no KV cache: leave out `kv_bytes_per_token`.")
         if self.reads.tokens < SHORTEST:
             raise InputError(f"{self.reads.tokens} tokens are too few to say anything about; {SHORTEST} are the least.")
         if not any(self.lags) or not all(0 <= lag < math.inf for lag in self.lags):

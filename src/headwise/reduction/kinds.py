@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from headwise.planning.menus import MenuRequest, Offer
+from headwise.planning.menus import MenuItem, MenuRequest
 from headwise.records.change import Change, forget, know
 from headwise.records.shape import LayerShape
 
@@ -32,7 +32,7 @@ class Kind:
     change: type[Change]
 
     @property
-    def options(self) -> Callable[[MenuRequest], Iterable[Offer]]:
+    def options(self) -> Callable[[MenuRequest], Iterable[MenuItem]]:
         """From a profile to what each part of each layer may become."""
         return self.part("options").options
 

@@ -91,13 +91,13 @@ def _change(before: str, after: str) -> str:
 
 def runs(rows: Sequence[Row]) -> list[tuple[int, int, Row]]:
     """Neighbouring equal rows as (first, last, row)."""
-    found: list[tuple[int, int, Row]] = []
+    merged: list[tuple[int, int, Row]] = []
     for index, row in enumerate(rows):
-        if found and found[-1][2] == row:
-            found[-1] = (found[-1][0], index, row)
+        if merged and merged[-1][2] == row:
+            merged[-1] = (merged[-1][0], index, row)
         else:
-            found.append((index, index, row))
-    return found
+            merged.append((index, index, row))
+    return merged
 
 
 def count(value: int) -> str:

@@ -56,7 +56,7 @@ def compress_model(
     which is ruinous for trained models. `hw.plan_of` gives the plan as it was carried out, `hw.save` saves the result.
 
     >>> small = hw.compress(model, plan, profile)
-    >>> hw.cost(small).kv_bytes_per_token < hw.cost(model).kv_bytes_per_token
+    >>> hw.shape_of(small).attention_parameters() < hw.shape_of(model).attention_parameters()
     True
     """
     config, names = config or CompressConfig(), _Names()

@@ -1,4 +1,4 @@
-"""The smallest model whose measured damage stays within a bound: bisection over budgets, on real forward passes."""
+"""The smallest model whose measured loss increase stays within a bound: bisection over budgets, by forward passes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _bisect(
     model, source, tensors = loaded.model, loaded.name, profile.tensors
     kind, rounds = natural_budget(profile.shape), math.ceil(math.log2(STEPS))
     best = plan_for(profile, Budget(kind, 1.0, context, dtype=dtype), **options)  # says what is wrong with the options
-    damage = _damage(model, source, unseen)
+    loss_increase = _loss_increase(model, source, unseen)
     too_small, fine, least = 0, STEPS, math.inf
     while fine - too_small > 1:
         tried = (fine + too_small) // 2
@@ -146,15 +146,17 @@ def _bisect(
         except BudgetError:
             too_small = tried
             continue
-        loss = damage(reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto").model)
-        least = min(least, loss)
-        if loss <= bound:
-            fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": loss})
+        measured = loss_increase(
+            reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto").model
+        )
+        least = min(least, measured)
+        if measured <= bound:
+            fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": measured})
         else:
             too_small = tried
     if fine == STEPS:
         raise InputError(
-            f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more damage."
+            f"No cut stays within {bound:.3g} nats: the mildest that was tried costs {least:.3g}. Allow more."
         )
     tokens = sum(batch.inputs[model.main_input_name].shape[:2].numel() for batch in unseen)
     return replace(
@@ -195,7 +197,7 @@ def _stretches(ids_BT: Tensor) -> set[tuple[int, ...]]:
     return {tuple(row[start : start + STRETCH]) for row in rows for start in range(len(row) - STRETCH + 1)}
 
 
-def _damage(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Callable[[PreTrainedModel], float]:
+def _loss_increase(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Callable[[PreTrainedModel], float]:
     if not predicts_next(model):
         return lambda other: measure_distance(model, other, batches).divergence
     before = cast(float, text_losses(model, source, batches).mean())

@@ -24,6 +24,12 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
     """Call ``watcher(path, attention)`` at every attention of every forward pass.
 
     ``path`` starts at ``model.base_model``, as in `Site.path`. Tensors come unpadded. Keep statistics, not tensors.
+
+    >>> paths = []
+    >>> with hw.watching(model, lambda path, attention: paths.append(path)):
+    ...     output = model(**tokenizer("some text", return_tensors="pt"))
+    >>> paths[0]
+    'layers.0.self_attn'
     """
     paths = {id(module): path for path, module in model.base_model.named_modules()}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from headwise.data.sources import Datum, called, data_of
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
@@ -18,12 +21,49 @@ from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.plan import Plan
 from headwise.records.training import TrainConfig
 from headwise.report.page.compare import write_compare_page
+from headwise.steps.train import put_tokenizer
 from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps
 
 RESULT, PAGE = "compare.json", "compare.html"
 SAME = 0.01  # of its tokens that a shape must gain or lose by its speed to be trained again
 HELD_OUT = 65_536  # tokens: differences between shapes are small
+PLAIN = re.compile(r"\w[\w.-]*")  # names of plans, which become names of files
+TWO = "A comparison takes at least two plans in files of different names."
 PARTS = 1000  # of a task, as the progress bar counts
+
+
+def compare_plans(
+    plans: Mapping[str, Plan] | Sequence[Plan],
+    *,
+    data: Any,
+    seeds: int = 3,
+    tokenizer: Any = None,
+    config: TrainConfig | None = None,
+    on: Literal["local", "ray"] = "local",
+    progress: Progress = silent,
+) -> Comparison:
+    """A model of every plan trained with every seed on the same ``data``, and compared; the first is the measure.
+
+    ``plans`` have names or are numbered; ``data`` and ``tokenizer`` are as in `hw.train`. Read at equal parameters,
+    tokens and wall-clock: each is trained on the same tokens, and where it is faster or slower than the first also on
+    as many as it learns in the first's time.
+
+    >>> candidates = hw.design(params=100_000, vocab=300, context=16).candidates
+    >>> plans = {candidate.name: candidate.plan for candidate in candidates[:2]}
+    >>> config = hw.TrainConfig(tokens=256, evaluations=1)
+    >>> comparison = hw.compare(plans, data=text, seeds=1, config=config)
+    >>> [contender.name for contender in comparison.contenders] == list(plans)
+    True
+    """
+    if not isinstance(plans, Mapping):
+        plans = {f"plan-{number}": plan for number, plan in enumerate(plans, start=1)}
+    for name in plans:
+        if not PLAIN.fullmatch(name):
+            raise InputError(f"A plan is called {name!r}: use letters, digits, dots, - and _ only.")
+    _check_plans(plans)
+    with tempfile.TemporaryDirectory(prefix="headwise-") as folder:
+        place = put_tokenizer(tokenizer, Path(folder))
+        return _compare(plans, data_of(data), Path(folder), seeds, place, config, on, progress=progress)
 
 
 @locking("folder")
@@ -40,22 +80,38 @@ def compare(
     progress: Progress = silent,
     note: Note = lambda text: None,
 ) -> Comparison:
-    """Train a model of every plan with every seed on ``data``, and write the comparison to ``folder``.
+    """Train a model of every plan with every seed on files, and write the comparison to ``folder``.
 
-    Each is trained on the same tokens, and where it is faster or slower than the first also on as many as it learns in
-    the first's time, in whole steps. A rerun skips finished trainings and resumes from checkpoints; ``note`` is
-    called for checkpoints that were changed in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run
-    code of its own.
+    A rerun skips finished trainings and resumes from checkpoints; ``note`` is called for checkpoints that were changed
+    in between and are not used. ``trust_remote_code`` lets ``tokenizer`` run code of its own.
     """
     plans = _read_plans(plan_files)
     check_writable(folder / RESULT)
+    comparison = _compare(plans, data, folder, seeds, tokenizer, config, on, trust_remote_code, progress, note)
+    comparison.save(folder / RESULT)
+    write_compare_page(comparison, folder / PAGE)
+    return comparison
+
+
+def _compare(
+    plans: Mapping[str, Plan],
+    data: Sequence[Datum],
+    folder: Path,
+    seeds: int,
+    tokenizer: str | None,
+    config: TrainConfig | None,
+    on: Literal["local", "ray"],
+    trust_remote_code: bool = False,
+    progress: Progress = silent,
+    note: Note = lambda text: None,
+) -> Comparison:
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
     first, config = next(iter(plans.values())), config or TrainConfig(held_out=HELD_OUT)
     if tokenizer is not None and (own := Path(tokenizer).expanduser()).exists():
         tokenizer = str(own.resolve())
-    files = tuple(path.expanduser().resolve() for path in data)
-    setting = Setting(files, tokenizer, folder.resolve(), trust_remote_code)
+    given = tuple(datum if isinstance(datum, str) else datum.expanduser().resolve() for datum in data)
+    setting = Setting(given, tokenizer, folder.resolve(), trust_remote_code)
     examples = setting.examples(first, config, progress)
     config = settled(config, first, examples)
     step = Task(examples, config, half=False).step_tokens
@@ -73,18 +129,21 @@ def compare(
     ]
     trials = _all_readings(contenders, _done(tasks, on, progress, note))
     numbers = tuple(range(config.seed, config.seed + seeds))
-    names = ", ".join(path.name for path in data)
-    comparison = Comparison(contenders, trials, tokens, numbers, names, config.facts())
-    comparison.save(folder / RESULT)
-    write_compare_page(comparison, folder / PAGE)
-    return comparison
+    return Comparison(contenders, trials, tokens, numbers, called(data, whole=False), config.facts())
 
 
 def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
     """Plans by the names of their files; raises where they cannot be compared."""
     plans = {file.stem: Plan.load(file) for file in files}
-    if len(plans) < len(files) or len(plans) < 2:  # noqa: PLR2004
-        raise InputError("A comparison takes at least two plans in files of different names.")
+    if len(plans) < len(files):
+        raise InputError(TWO)
+    _check_plans(plans)
+    return plans
+
+
+def _check_plans(plans: Mapping[str, Plan]) -> None:
+    if len(plans) < 2:  # noqa: PLR2004
+        raise InputError(TWO)
     for name, plan in plans.items():
         try:
             check_plan(plan)
@@ -97,7 +156,6 @@ def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
             raise InputError(
                 f"{name} reads {ends[name]} and {first} reads {ends[first]}: only losses on the same can be compared."
             )
-    return plans
 
 
 def _ends(plan: Plan) -> str:
@@ -109,7 +167,7 @@ def _ends(plan: Plan) -> str:
     )
 
 
-def _contenders(plans: dict[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
+def _contenders(plans: Mapping[str, Plan], speeds: Sequence[float], tokens: int, step: int) -> tuple[Contender, ...]:
     """All shapes with their sizes and speeds, and what they learn while the first learns ``tokens``: whole steps."""
     contenders = []
     for (name, plan), speed in zip(plans.items(), speeds, strict=True):

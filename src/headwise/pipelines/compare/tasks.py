@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from headwise.data.sources import Datum
 from headwise.files.errors import Failed, InputError
 from headwise.files.progress import Progress, silent
 from headwise.files.reading import Reader, read_json
@@ -32,9 +33,9 @@ APART = 100  # times the slowest that the fastest of shapes to compare may be
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all tasks share: the files to learn from, the tokenizer, and the folder of the comparison."""
+    """What all tasks share: what to learn from, the tokenizer, and the folder of the comparison."""
 
-    files: tuple[Path, ...]
+    data: tuple[Datum, ...]
     tokenizer: str | None
     folder: Path
     trust_remote_code: bool = False
@@ -42,7 +43,7 @@ class Setting:
     def examples(self, plan: Plan, config: TrainConfig, progress: Progress = silent) -> Examples:
         """The training examples; text is tokenised once."""
         trusted = {"trust_remote_code": self.trust_remote_code}
-        return read_examples(plan, self.files, self.tokenizer, config, self.folder / DATA, progress, **trusted)
+        return read_examples(plan, self.data, self.tokenizer, config, self.folder / DATA, progress, **trusted)
 
 
 @dataclass(frozen=True, slots=True)

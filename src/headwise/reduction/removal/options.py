@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwise.planning.knapsack import Option
-from headwise.planning.menus import ATTENTION, MenuRequest, Offer
+from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.planning.sensitivity import group_loss
 from headwise.records.change import Change
 from headwise.records.shape import LayerShape
@@ -15,7 +15,7 @@ from headwise.reduction.removal.change import Removal
 WITHOUT = Removal("attention")
 
 
-def options(request: MenuRequest) -> Iterator[Offer]:
+def options(request: MenuRequest) -> Iterator[MenuItem]:
     """For each layer that may change the option to lose its attention.
 
     Some self-attention must stay in a model: where every layer could lose its own, the one felt most may not.

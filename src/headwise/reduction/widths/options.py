@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from headwise.planning.knapsack import Option
-from headwise.planning.menus import ATTENTION, MenuRequest, Offer
+from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.planning.sensitivity import best_split, cut_curve, group_loss, most_felt
 from headwise.records.change import Change
 from headwise.records.shape import LayerShape
@@ -17,7 +17,7 @@ from headwise.reduction.widths.change import Widths
 Values = Mapping[str, Any]
 
 
-def options(request: MenuRequest) -> Iterator[Offer]:
+def options(request: MenuRequest) -> Iterator[MenuItem]:
     """For each layer every number of key/value heads with every pair of widths, widest first.
 
     The key/value heads felt most stay, in each its RoPE pairs and free directions felt most.

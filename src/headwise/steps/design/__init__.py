@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from headwise.files.errors import InputError
@@ -10,6 +10,7 @@ from headwise.records.blueprint import BUILDABLE, Images, Text
 from headwise.records.cost import cost_of
 from headwise.records.design import DTYPE, Candidate, Design, Request
 from headwise.records.plan import Plan
+from headwise.records.settings import DesignConfig
 from headwise.steps.design.drafts import Draft, finished
 from headwise.steps.design.evidence import measured, recommend
 from headwise.steps.design.ideas import Idea, deep_thin, early_heads, enough_heads, leaner, rank_width, shared
@@ -32,11 +33,54 @@ IDEAS: dict[str, tuple[str, Callable[[Request, Draft], Idea]]] = {
     "rank-width": ("Paper rank", rank_width),
     "enough-heads": ("Paper heads", enough_heads),
 }
-DEFAULTS = {"vocab": 8192, "context": 1024, "image-size": 224, "patch-size": 16, "channels": 3, "labels": 1000}
+TEXT = {"vocab": 8192, "context": 1024}
+IMAGES = {"image_size": 224, "patch_size": 16, "channels": 3, "labels": 1000}
 DIGITS = 4
 
 
-def design(request: Request) -> Design:
+def design(
+    params: int,
+    *,
+    family: str = "llama",
+    context: int | None = None,
+    vocab: int | None = None,
+    kv_bytes_per_token: int | None = None,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    channels: int | None = None,
+    labels: int | None = None,
+    lags: tuple[float, ...] = (1.0, 0.5, 0.25),
+    intrinsic_dim: int | None = None,
+) -> Design:
+    """Shapes for a model that does not exist yet, all of ``params`` parameters, the usual one first.
+
+    ``family`` is llama or gpt2 (for text: ``context``, ``vocab``) or vit (for images: ``image_size``, ``patch_size``,
+    ``channels``, ``labels``). ``kv_bytes_per_token`` limits the KV cache; ``lags`` say how strongly early layers gather
+    the last tokens, ``intrinsic_dim`` how many independent look-ups the task takes, if known.
+
+    >>> proposal = hw.design(params=30_000_000, context=1024)
+    >>> proposal.candidates[0].name
+    'textbook'
+    >>> plan = proposal.choose().plan
+    >>> plan.shape_to_build().total_parameters() < 31_000_000
+    True
+    """
+    config = DesignConfig(
+        params,
+        context,
+        vocab,
+        kv_bytes_per_token,
+        image_size,
+        patch_size,
+        channels,
+        labels,
+        lags,
+        intrinsic_dim,
+    )
+    return propose(request_of(config, family))
+
+
+def propose(request: Request) -> Design:
     """Candidate shapes for ``request``, each as close to its parameters as whole widths allow, and a recommendation.
 
     Recommended is what trainings speak for, see `headwise.steps.design.evidence`: no formula decides.
@@ -47,28 +91,32 @@ def design(request: Request) -> Design:
     left_out: dict[str, str] = {}
     for name, (source, idea) in IDEAS.items():
         try:
-            found = idea(request, usual)
-            plan = _plan(request, found.draft)
+            proposed = idea(request, usual)
+            plan = _plan(request, proposed.draft)
         except InputError as error:
             left_out[name] = str(error)
             continue
         same = next((each.name for each in candidates if each.plan == plan), None)
         if same is None:
-            candidates.append(Candidate(name, f"{source}: {found.change}.", plan, measured(name, plan)))
+            candidates.append(Candidate(name, f"{source}: {proposed.change}.", plan, measured(name, plan)))
         else:
             left_out[name] = f"The same as {same}."
     return Design(request, tuple(candidates), *recommend(candidates), left_out)
 
 
-def read_ends(family: str, text: Mapping[str, int | None], images: Mapping[str, int | None]) -> Text | Images:
-    """What a model of ``family`` reads, from the options that are given for text and for images."""
+def request_of(config: DesignConfig, family: str) -> Request:
+    """What a model of ``family`` is asked to be."""
+    if family not in BUILDABLE:
+        raise InputError(f"`family` must be {', '.join(BUILDABLE)}, got {family!r}.")
     reads = BUILDABLE[family].reads
-    own, other = (text, images) if reads is Text else (images, text)
-    surplus = [f"--{name}" for name, value in other.items() if value is not None]
+    own, other = (TEXT, IMAGES) if reads is Text else (IMAGES, TEXT)
+    surplus = [f"`{name}`" for name in other if getattr(config, name) is not None]
     if surplus:
         raise InputError(f"A {family} model reads {reads.__name__.lower()}: leave out {', '.join(surplus)}.")
-    filled = [DEFAULTS[name] if value is None else value for name, value in own.items()]
-    return Text(*filled, tied=True) if reads is Text else Images(*filled)
+    given = {name: getattr(config, name) for name in own}
+    filled = [own[name] if value is None else value for name, value in given.items()]
+    ends = Text(*filled, tied=True) if reads is Text else Images(*filled)
+    return Request(family, config.params, ends, config.kv_bytes_per_token, config.lags, config.intrinsic_dim)
 
 
 def _plan(request: Request, draft: Draft) -> Plan:

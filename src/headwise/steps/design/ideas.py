@@ -98,7 +98,7 @@ def rank_width(request: Request, draft: Draft) -> Idea:
 def enough_heads(request: Request, draft: Draft) -> Idea:
     """Paper `heads`: a head for every look-up in the first layers."""
     if request.intrinsic_dim is None:
-        raise InputError("Nobody said how many look-ups the task takes (--intrinsic-dim).")
+        raise InputError("Nobody said how many look-ups the task takes (`intrinsic_dim`).")
     before, count = draft.layers[0], heads_needed(request.intrinsic_dim)
     missing = missing_heads(request.reads.tokens, before, count)
     if missing is None:

@@ -73,7 +73,7 @@ def usual_draft(request: Request) -> Draft:
             break
     raise InputError(
         f"No usual {request.family} model of {request.parameters:,} parameters does with {limit:,} KV bytes per token; "
-        f"the least is one key/value head in each layer, --kv-bytes-per-token {min(needs)}."
+        f"the least is one key/value head in each layer, `kv_bytes_per_token` {min(needs)}."
     )
 
 

@@ -16,6 +16,7 @@ from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from headwise.data.sources import Datum
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress
 from headwise.linalg.divergence import perplexity
@@ -35,7 +36,7 @@ BYTES = 4  # of a weight
 
 def read_examples(
     plan: Plan,
-    files: Sequence[Path],
+    data: Sequence[Datum],
     tokenizer: str | None,
     config: TrainConfig,
     folder: Path,
@@ -43,15 +44,15 @@ def read_examples(
     *,
     trust_remote_code: bool = False,
 ) -> Examples:
-    """What a model of ``plan`` learns from; ``folder`` keeps what is made of ``files`` on the way."""
+    """What a model of ``plan`` learns from; ``folder`` keeps what is made of ``data`` on the way."""
     reads = plan.require_blueprint().reads
-    if not files:
-        raise InputError("There is nothing to learn from: give --data.")
+    if not data:
+        raise InputError("There is nothing to learn from: give `data`.")
     if isinstance(reads, Text):
-        return read_windows(reads, files, tokenizer, config, folder, progress, trust_remote_code=trust_remote_code)
+        return read_windows(reads, data, tokenizer, config, folder, progress, trust_remote_code=trust_remote_code)
     if tokenizer is not None or config.context is not None:
-        raise InputError("A vit reads images: leave out --tokenizer and --context.")
-    return read_pictures(reads, files, config)
+        raise InputError("A vit reads images: leave out `tokenizer` and `context`.")
+    return read_pictures(reads, data, config)
 
 
 def check_plan(plan: Plan) -> None:
@@ -66,7 +67,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def settled(config: TrainConfig, plan: Plan, examples: Examples) -> TrainConfig:
-    """``how`` with nothing left open."""
+    """``config`` with nothing left open."""
     return replace(
         config,
         tokens=config.tokens or examples.count * examples.tokens_each,

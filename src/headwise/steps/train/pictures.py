@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.data.arrays import read_arrays
+from headwise.data.sources import Datum, called
 from headwise.files.errors import InputError
 from headwise.records.blueprint import Images
 from headwise.records.training import TrainConfig
@@ -18,10 +19,13 @@ from headwise.steps.train.examples import Examples
 PIXELS, LABELS = "pixel_values", "labels"
 
 
-def read_pictures(reads: Images, files: Sequence[Path], config: TrainConfig) -> Examples:
+def read_pictures(reads: Images, data: Sequence[Datum], config: TrainConfig) -> Examples:
     """Pictures and labels out of .npz files, mixed once: files may be sorted by label, and their end is held out."""
-    found = [_read(file.expanduser(), reads) for file in files]
-    pixels_BCYX, labels_B = (torch.cat(parts) for parts in zip(*found, strict=True))
+    files = [datum for datum in data if isinstance(datum, Path)]
+    if len(files) < len(data):
+        raise InputError("A vit reads images: give `data` as .npz files.")
+    pairs = [_read(file.expanduser(), reads) for file in files]
+    pixels_BCYX, labels_B = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     mixed = torch.randperm(len(labels_B), generator=torch.Generator().manual_seed(0))
     pixels_BCYX, labels_B = pixels_BCYX[mixed], labels_B[mixed]
     digest = hashlib.sha256(pixels_BCYX.numpy().tobytes() + labels_B.numpy().tobytes())
@@ -30,7 +34,7 @@ def read_pictures(reads: Images, files: Sequence[Path], config: TrainConfig) -> 
         len(labels_B),
         reads.tokens,
         config.held_out,
-        ", ".join(map(str, files)),
+        called(files),
         digest.hexdigest(),
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.checkpoints.fingerprint import files_fingerprint
 from headwise.data.processors import encode, open_tokenizer
-from headwise.data.sources import Source, check_source, pieces_of
+from headwise.data.sources import Datum, Source, called, pieces_of, read_source
 from headwise.data.vocabulary import learn_tokenizer
 from headwise.files.contents import contents_of
 from headwise.files.errors import InputError
@@ -33,7 +33,7 @@ CHECKED = 2**22  # tokens looked at together
 
 def read_windows(
     reads: Text,
-    files: Sequence[Path],
+    data: Sequence[Datum],
     tokenizer: str | None,
     config: TrainConfig,
     folder: Path,
@@ -41,15 +41,15 @@ def read_windows(
     *,
     trust_remote_code: bool = False,
 ) -> Examples:
-    """The text of ``files`` in windows of a context. Tokens are made once and lie in ``folder``.
+    """The text of ``data`` in windows of a context. Tokens are made once and lie in ``folder``.
 
     Without a ``tokenizer`` one is learnt from the text, without its end, which is measured on.
     """
     context = config.context or reads.context
     if context > reads.context:
         raise InputError(f"A context of {context:,} is asked for, but the plan's model has one of {reads.context:,}.")
-    sources = [check_source(file.expanduser()) for file in files]
-    name, contents = ", ".join(map(str, files)), [source.sha256 for source in sources]
+    sources = [read_source(datum) for datum in data]
+    name, contents = called(data), [source.sha256 for source in sources]
     words = _hash(contents, reads.vocab) if tokenizer is None else _hash(files_fingerprint(tokenizer))
     if tokenizer is None:
         learnt = folder / f"tokenizer-{words[:8]}"
@@ -64,18 +64,18 @@ def read_windows(
     if size > reads.vocab:
         raise InputError(
             f"{tokenizer} has {size:,} tokens, the plan's model knows {reads.vocab:,}; "
-            f"headwise design --vocab {size} makes room for them."
+            f"headwise design `vocab` {size} makes room for them."
         )
     kind = np.uint16 if reads.vocab <= SMALL else np.uint32
-    made = _hash(contents, words, np.dtype(kind).name)
-    file = folder / f"tokens-{made[:8]}.bin"
+    sha256 = _hash(contents, words, np.dtype(kind).name)
+    file = folder / f"tokens-{sha256[:8]}.bin"
     if not _as_made(file):
         _write_tokens(sources, opened, kind, file, progress)
         _seal(file)
     tokens = _open_tokens(file, kind, reads.vocab)
     rows = rows_of(tokens, context)
-    found = Examples.split(rows, (len(tokens) - 1) // context, context, config.held_out, name, made)
-    return replace(found, tokenizer=tokenizer)
+    examples = Examples.split(rows, (len(tokens) - 1) // context, context, config.held_out, name, sha256)
+    return replace(examples, tokenizer=tokenizer)
 
 
 def _open_tokens(file: Path, kind: type, vocab: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def _beginning(sources: Sequence[Source]) -> Generator[str, None, None]:
     """The text without the part that is at most held out."""
     left = int((1 - MOST_HELD_OUT) * sum(source.characters for source in sources))
     for source in sources:
-        for piece in pieces_of(source.path):
+        for piece in pieces_of(source):
             yield piece[:left]
             left -= len(piece)
             if left <= 0:
@@ -117,7 +117,7 @@ def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: P
     done, total = 0, sum(source.characters for source in sources)
     with replacing(file) as temporary, temporary.open("wb") as out:
         for source in sources:
-            for pieces in _groups(source.path):
+            for pieces in _groups(source):
                 for ids in encode(tokenizer, pieces):
                     out.write(np.array(ids, dtype=kind).tobytes())
                 done += sum(map(len, pieces))
@@ -125,24 +125,24 @@ def _write_tokens(sources: Sequence[Source], tokenizer: Any, kind: type, file: P
             out.write(np.array(end, dtype=kind).tobytes())
 
 
-def _seal(made: Path) -> None:
+def _seal(place: Path) -> None:
     """Put down what a file or folder holds, beside it."""
-    write_text(_sealed(made), json.dumps(contents_of(made)))
+    write_text(_sealed(place), json.dumps(contents_of(place)))
 
 
-def _as_made(made: Path) -> bool:
+def _as_made(place: Path) -> bool:
     """Whether a file or folder is there and as `_seal` found it; otherwise it is made again."""
-    sealed = _sealed(made)
-    return made.exists() and sealed.is_file() and sealed.read_bytes() == json.dumps(contents_of(made)).encode()
+    sealed = _sealed(place)
+    return place.exists() and sealed.is_file() and sealed.read_bytes() == json.dumps(contents_of(place)).encode()
 
 
-def _sealed(made: Path) -> Path:
-    return made.with_name(f"{made.name}.sha256")
+def _sealed(place: Path) -> Path:
+    return place.with_name(f"{place.name}.sha256")
 
 
-def _groups(path: Path) -> Generator[list[str], None, None]:
+def _groups(source: Source) -> Generator[list[str], None, None]:
     group: list[str] = []
-    for piece in pieces_of(path):
+    for piece in pieces_of(source):
         group.append(piece)
         if len(group) == AT_ONCE:
             yield group
