@@ -62,7 +62,7 @@ def inspect(
         return _checked(measurement, checks=checks, progress=progress)
 
 
-@locking("output")
+@locking("output", "inspect")
 def inspect_folder(
     source: str | Loaded,
     output: Path,

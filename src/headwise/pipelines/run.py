@@ -168,7 +168,7 @@ def _names(text: Any, name: str) -> list[str]:
     return [str(path) for path in paths]
 
 
-@locking("folder")
+@locking("folder", "run")
 def run_folder(
     source: str,
     folder: Path,
