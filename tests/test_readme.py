@@ -18,6 +18,7 @@ from tests.tiny import SMOLLM2, instead_of_smollm2
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", README, flags=re.DOTALL)
+(SCRIPT,) = [code for language, code in BLOCKS if language == "python" and "hw.heal(" in code]
 TABLE = re.findall(r"```\n(layers .*?)```", README, flags=re.DOTALL)[0]
 BIN = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -68,9 +69,11 @@ def test_demo_does_the_whole_line_with_a_tiny_model(tmp_path):
 
 
 def run_blocks(place, run_python, run_line):
-    """Everything in the README, in order."""
+    """Everything in the README but its script, in order."""
     assert len(BLOCKS) >= 4
     for language, code in BLOCKS:
+        if code == SCRIPT:
+            continue
         if language == "python":
             run_python(code)
         for line in code.splitlines() if language == "sh" else ():
@@ -101,6 +104,19 @@ def test_everything_in_the_readme_runs_with_a_tiny_model(tmp_path):
         lambda code: succeeds(cli.python(code, **at_home(tmp_path))),
         lambda line: succeeds(cli.start(*shlex.split(line)[1:], **at_home(tmp_path))),
     )
+
+
+def test_the_script_does_the_whole_line_with_objects_only(tmp_path):
+    assert len([line for line in SCRIPT.splitlines() if line.strip()]) <= 15
+    instead_of_smollm2(tmp_path, head_dim=16)
+    for name, words in (("train", ["fox", "hen", "cow"]), ("test", ["pig", "cat"])):
+        sentences = (f"the quick brown {a} jumps over the lazy {b}. " for a in words for b in words)
+        (tmp_path / f"{name}.txt").write_text("".join(sentences) * 60)
+    code = SCRIPT.replace("tokens=200_000", "tokens=1024, context=64, held_out=128")
+    done = cli.finished(cli.python(code, **at_home(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert "reduced" in done.stdout
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2-reduced") is not None
 
 
 def test_the_two_commands_are_on_the_first_screen():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -103,7 +103,8 @@ def quality_of(ready: Ready, held: list[Ready], progress: Progress) -> tuple[dic
             "its outputs have another size" if same else "its tokens are others, so perplexities do not compare either"
         )
         notes.append(f"{ready.name} is not compared with {first.name}: {reason}.")
-    return {**asdict(measured), "perplexity": None if measured.loss is None else perplexity(measured.loss)}, notes
+    scores = {each.name: getattr(measured, each.name) for each in fields(measured)}  # parts stay records
+    return {**scores, "perplexity": None if measured.loss is None else perplexity(measured.loss)}, notes
 
 
 def speeds_of(held: list[Ready], lengths: tuple[int, ...], progress: Progress) -> tuple[list[list[Speed]], list[str]]:
