@@ -89,7 +89,7 @@ def test_compress_takes_the_measurements_of_the_plan(tmp_path):
         compress(source, tmp_path / "plan.json", tmp_path / "b", config=CompressConfig(method="svd"))["method"] == "svd"
     )
     (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(InputError, match="name their folder with --profile"):
+    with pytest.raises(InputError, match="name their folder with `profile`"):
         compress(source, tmp_path / "plan.json", tmp_path / "c", config=CompressConfig(method="weighted"))
     assert compress(source, tmp_path / "plan.json", tmp_path / "d", profile=tmp_path / "moved")["method"] == "weighted"
     tiny("llama", num_hidden_layers=2).save_pretrained(tmp_path / "other")
