@@ -86,9 +86,9 @@ def test_every_function_has_an_example_that_runs(name, world, tmp_path, monkeypa
     text = inspect.getdoc(getattr(hw, name))
     assert text and ">>> " in text
     example = doctest.DocTestParser().get_doctest(text, {**world, "folder": tmp_path}, name, None, 0)
-    said = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
-    assert not said, "".join(said)
+    failures = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=failures.append)
+    assert not failures, "".join(failures)
 
 
 def test_what_left_the_public_names_says_so():

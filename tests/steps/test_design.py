@@ -262,8 +262,8 @@ def test_json_holds_every_plan_as_it_would_be_written(tmp_path):
 
 
 def test_the_function_takes_what_the_command_takes():
-    found = design(3_000_000, vocab=4096, context=256, intrinsic_dim=9)
-    assert found == propose(Request("llama", 3_000_000, Text(4096, 256, tied=True), intrinsic_dim=9))
+    proposal = design(3_000_000, vocab=4096, context=256, intrinsic_dim=9)
+    assert proposal == propose(Request("llama", 3_000_000, Text(4096, 256, tied=True), intrinsic_dim=9))
     images = design(params=3_000_000, family="vit", image_size=32, patch_size=4, labels=10)
     assert images.request.reads == Images(32, 4, 3, 10)
     with pytest.raises(InputError, match="A vit model reads images: leave out `vocab`, `context`"):

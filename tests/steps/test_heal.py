@@ -491,7 +491,7 @@ def test_speech_without_transcripts_heals_whatever_the_model_says_to_it(tmp_path
 def test_in_memory_it_is_the_same_to_the_last_bit_and_both_models_stay_as_they_were(tmp_path, train, dtype):
     student, teacher = prepared(tmp_path, build=lambda name: tiny(name).to(dtype))
     config = HealConfig(train=train, rate=0.03, **QUICK)
-    told = heal(student, teacher, tmp_path / "folder", texts=[str(tmp_path / "text.txt")], config=config)
+    report = heal(student, teacher, tmp_path / "folder", texts=[str(tmp_path / "text.txt")], config=config)
     small, model = open_model(student).train(), open_model(teacher)
     model.lm_head.requires_grad_(False)
     before = [{name: t.clone() for name, t in each.state_dict().items()} for each in (small, model)]
@@ -509,7 +509,7 @@ def test_in_memory_it_is_the_same_to_the_last_bit_and_both_models_stay_as_they_w
     assert not model.lm_head.weight.requires_grad and model.model.embed_tokens.weight.requires_grad
     assert plan_of(healed) == plan_of(small)
     card = (tmp_path / "memory" / "README.md").read_text()
-    assert f"{told['before']:.4f} before, {told['after']:.4f} after" in card
+    assert f"{report['before']:.4f} before, {report['after']:.4f} after" in card
     assert [json.loads(line).get("scores") for line in (tmp_path / "memory" / CURVE).read_text().splitlines()] == [
         json.loads(line).get("scores") for line in (tmp_path / "folder" / CURVE).read_text().splitlines()
     ]

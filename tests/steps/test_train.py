@@ -314,7 +314,7 @@ def test_what_is_there_already_stays_as_it_is(given, tmp_path):
 
 def test_in_memory_it_is_the_same_to_the_last_bit(given, tmp_path):
     config = TrainConfig(**{**QUICK, "tokens": 400})
-    told = train(given[0], [given[1]], tmp_path / "folder", config=config)
+    report = train(given[0], [given[1]], tmp_path / "folder", config=config)
     model = train_model(Plan.load(given[0]), data=SENTENCES, config=config)
     save(model, tmp_path / "memory")
     one, two = weights(tmp_path / "folder"), weights(tmp_path / "memory")
@@ -323,10 +323,8 @@ def test_in_memory_it_is_the_same_to_the_last_bit(given, tmp_path):
     words = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("folder", "memory")]
     assert words[0].get_vocab() == words[1].get_vocab() and words[0](SENTENCES) == words[1](SENTENCES)
     card = (tmp_path / "memory" / "README.md").read_text()
-    assert (
-        f"tokens of text (AdamW, learning rate 0.01, seed 0, fp32); on held-out data loss {told['scores']['loss']:.4f}"
-        in card
-    )
+    loss = report["scores"]["loss"]
+    assert f"tokens of text (AdamW, learning rate 0.01, seed 0, fp32); on held-out data loss {loss:.4f}" in card
 
 
 def test_data_are_texts_files_or_a_dataset(given, tmp_path):

@@ -27,16 +27,16 @@ def recommend(candidates: Sequence[Candidate]) -> tuple[str, str]:
     """The candidate whose kind did best at equal wall-clock, if better than the usual one, the first; and why."""
     usual = candidates[0]
     best = min(candidates, key=lambda each: each.measured.time.difference if each.measured else 0.0)
-    found = best.measured
-    if found is None or not found.time.better:
+    trials = best.measured
+    if trials is None or not trials.time.better:
         return usual.name, (
             f"Nothing that was measured speaks for another shape here: {FILE} has {WHERE}, with heads of {NARROWEST} "
             "or more that share no keys and values. Formulas alone decide nothing."
         )
-    else_usual = "" if found.tokens.better else f", so if tokens are scarcer than hours, {usual.name} is as good"
+    else_usual = "" if trials.tokens.better else f", so if tokens are scarcer than hours, {usual.name} is as good"
     return best.name, (
-        f"Equal wall-clock decides, and there its kind was {found.time} against {usual.name}; at equal tokens it was "
-        f"{found.tokens}{else_usual}. That was measured once, in {FILE}, on {WHERE}; no other size was. "
+        f"Equal wall-clock decides, and there its kind was {trials.time} against {usual.name}; at equal tokens it was "
+        f"{trials.tokens}{else_usual}. That was measured once, in {FILE}, on {WHERE}; no other size was. "
         f"{_cache_words(best, usual)}"
     )
 
