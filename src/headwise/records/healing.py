@@ -91,8 +91,8 @@ class HealConfig:
 def read_curve(folder: Path) -> list[tuple[str, int, dict[str, float]]]:
     """How the healing of the model in ``folder`` went: stage, tokens learnt from and scores on held-out text."""
     lines = [line for line in read_lines(folder / CURVE) if line.has("scores")]
-    found = [(line.text("stage"), line.integer("tokens", least=0), line.scores("scores")) for line in lines]
-    for line, (_, _, scores) in zip(lines, found, strict=True):
-        if list(scores) != list(found[0][2]):
-            raise line.child("scores").error(f"expected {', '.join(found[0][2])} as before")
-    return found
+    points = [(line.text("stage"), line.integer("tokens", least=0), line.scores("scores")) for line in lines]
+    for line, (_, _, scores) in zip(lines, points, strict=True):
+        if list(scores) != list(points[0][2]):
+            raise line.child("scores").error(f"expected {', '.join(points[0][2])} as before")
+    return points

@@ -10,7 +10,7 @@ from headwise.records.plan import Plan
 FILE = "results/shapes.json"  # the figures below are its readings
 FAMILY, NARROWEST = "llama", 16  # what it has: no shared keys and values, no narrower heads
 WHERE = "llamas of 1.5M parameters, context 256, 600,000 tokens, 3 seeds, on one CPU thread each"
-FOUND = {
+TRAINED = {
     "textbook": Measured(FILE, WHERE, tokens=Apart(0.0, 0.0), time=Apart(0.0, 0.0)),
     "lean-width": Measured(FILE, WHERE, tokens=Apart(-0.071, 0.074), time=Apart(-0.103, 0.075)),
     "lean-head-dim": Measured(FILE, WHERE, tokens=Apart(0.422, 0.051), time=Apart(0.476, 0.033)),
@@ -20,23 +20,23 @@ FOUND = {
 def measured(name: str, plan: Plan) -> Measured | None:
     """What came out for the candidate ``name``, if ``plan`` is of the kind that was trained."""
     alike = all(layer.heads == layer.kv_heads and layer.qk_dim >= NARROWEST for layer in plan.shape_to_build().layers)
-    return FOUND.get(name) if alike and plan.family == FAMILY else None
+    return TRAINED.get(name) if alike and plan.family == FAMILY else None
 
 
 def recommend(candidates: Sequence[Candidate]) -> tuple[str, str]:
     """The candidate whose kind did best at equal wall-clock, if better than the usual one, the first; and why."""
     usual = candidates[0]
     best = min(candidates, key=lambda each: each.measured.time.difference if each.measured else 0.0)
-    found = best.measured
-    if found is None or not found.time.better:
+    result = best.measured
+    if result is None or not result.time.better:
         return usual.name, (
             f"Nothing that was measured speaks for another shape here: {FILE} has {WHERE}, with heads of {NARROWEST} "
             "or more that share no keys and values. Formulas alone decide nothing."
         )
-    else_usual = "" if found.tokens.better else f", so if tokens are scarcer than hours, {usual.name} is as good"
+    else_usual = "" if result.tokens.better else f", so if tokens are scarcer than hours, {usual.name} is as good"
     return best.name, (
-        f"Equal wall-clock decides, and there its kind was {found.time} against {usual.name}; at equal tokens it was "
-        f"{found.tokens}{else_usual}. That was measured once, in {FILE}, on {WHERE}; no other size was. "
+        f"Equal wall-clock decides, and there its kind was {result.time} against {usual.name}; at equal tokens it was "
+        f"{result.tokens}{else_usual}. That was measured once, in {FILE}, on {WHERE}; no other size was. "
         f"{_cache_words(best, usual)}"
     )
 

@@ -31,12 +31,12 @@ def leaner(request: Request, draft: Draft, keep: Kept) -> Idea:
     """Paper `depth`: more heads in fewer layers; what that saves goes to the MLP."""
     before, tokens = draft.layers[0], request.reads.tokens
     stack = Stack(len(draft.layers), draft.width, before.heads, before.head_dim, mlp=draft.width)
-    found = lean(stack, more_heads=MORE_HEADS, keep_layers=KEEP_LAYERS, keep=keep)
-    after = HeadGroup(found.heads, found.head_dim)
+    slim = lean(stack, more_heads=MORE_HEADS, keep_layers=KEEP_LAYERS, keep=keep)
+    after = HeadGroup(slim.heads, slim.head_dim)
     numbers = [condition(tokens, [heads]) for heads in (after, before)]
     return Idea(
-        Draft(draft.width, (after,) * found.layers),
-        f"{found.layers} layers of {_words(after)} instead of {stack.layers} layers of {_words(before)}, condition "
+        Draft(draft.width, (after,) * slim.layers),
+        f"{slim.layers} layers of {_words(after)} instead of {stack.layers} layers of {_words(before)}, condition "
         f"number of their outputs {_versus('.3g', *numbers)}; what is saved widens the MLP",
     )
 
@@ -55,14 +55,14 @@ def shared(request: Request, draft: Draft) -> Idea:
 
 def deep_thin(request: Request, draft: Draft) -> Idea:
     """More layers of less width, as small language models in use have them."""
-    found = deep_thin_draft(request)
-    if found.width >= draft.width or len(found.layers) <= len(draft.layers):
+    thin = deep_thin_draft(request)
+    if thin.width >= draft.width or len(thin.layers) <= len(draft.layers):
         raise InputError(f"{len(draft.layers)} layers of width {draft.width} are deep and thin already.")
-    first = found.layers[0]
-    on = "" if found.sharing == 1 else f" on {first.heads // found.sharing} for keys and values"
+    first = thin.layers[0]
+    on = "" if thin.sharing == 1 else f" on {first.heads // thin.sharing} for keys and values"
     return Idea(
-        found,
-        f"{len(found.layers)} layers of width {found.width} instead of {len(draft.layers)} of {draft.width}, "
+        thin,
+        f"{len(thin.layers)} layers of width {thin.width} instead of {len(draft.layers)} of {draft.width}, "
         f"{_words(first)}{on}",
     )
 

@@ -126,12 +126,12 @@ def _train(
     for step in range(steps):
         n = step % len(wanted)
         set_learning_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
-        found = now.run_through(site.out, block, n)
+        output = now.run_through(site.out, block, n)
         if not site.stack.norm_behind:
-            found = now.hidden[n] + found
-        found = found.float()
-        energy = wanted[n].float().square().sum(-1).clamp(min=torch.finfo(found.dtype).tiny)
-        errors_BT, mask = (found - wanted[n]).square().sum(-1) / energy, masks[n]
+            output = now.hidden[n] + output
+        output = output.float()
+        energy = wanted[n].float().square().sum(-1).clamp(min=torch.finfo(output.dtype).tiny)
+        errors_BT, mask = (output - wanted[n]).square().sum(-1) / energy, masks[n]
         error = errors_BT.mean() if mask is None else errors_BT[mask.to(errors_BT.device) > 0].mean()
         error.backward()
         adam.step()

@@ -43,23 +43,23 @@ class Teacher:
         """How far ``student`` is from this model on the windows ``rows``, which hold ``inputs``."""
         config = self.config
         outputs = self._run(student, inputs)
-        found, classes = main_output(outputs)
+        output, classes = main_output(outputs)
         known = None if first_round or self.memory is None else self._remembered(self.memory, inputs, rows)
-        seen = _seen(inputs, found)
+        seen = _seen(inputs, output)
         if known is not None:
-            classes_NK, logs_NK = (part.to(found.device)[seen] for part in known)
-            total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(found, seen), config.temperature)
+            classes_NK, logs_NK = (part.to(output.device)[seen] for part in known)
+            total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(output, seen), config.temperature)
         else:
             with torch.no_grad():
                 whole = self._run(self.model, inputs)
             wanted = main_output(whole)[0]
-            total = _distance(_outputs(wanted, seen), _outputs(found, seen), classes, config.temperature)
+            total = _distance(_outputs(wanted, seen), _outputs(output, seen), classes, config.temperature)
             if self.memory is not None and classes:
                 self.memory.write(rows, wanted, config.temperature)
             if config.hidden:
                 total = total + config.hidden * _hidden_error(whole, outputs)
         if config.next_token:
-            total = total + config.next_token * _next_token(found, inputs)
+            total = total + config.next_token * _next_token(output, inputs)
         return total
 
     def _remembered(self, memory: Memory, inputs: Mapping[str, Tensor], rows: Tensor) -> Likely | None:
@@ -73,11 +73,11 @@ class Teacher:
 
     def distance(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """The first term of the loss alone, and nothing is remembered."""
-        found, classes = main_output(self._run(student, inputs))
+        output, classes = main_output(self._run(student, inputs))
         with torch.no_grad():
             wanted, _ = main_output(self._run(self.model, inputs))
-        seen = _seen(inputs, found)
-        return _distance(_outputs(wanted, seen), _outputs(found, seen), classes, self.config.temperature)
+        seen = _seen(inputs, output)
+        return _distance(_outputs(wanted, seen), _outputs(output, seen), classes, self.config.temperature)
 
     def judge(self, student: nn.Module, inputs: Mapping[str, Tensor], at_once: int) -> dict[str, float]:
         """KL (or relative square error) on held-out windows, and the perplexity of a decoder."""
@@ -86,22 +86,22 @@ class Teacher:
         with torch.no_grad():
             for number, part in enumerate(parts):
                 share = sizes[number] / sum(sizes)
-                found, classes = main_output(self._run(student, part))
-                far += share * self._judged_distance(number, part, found, classes)
+                output, classes = main_output(self._run(student, part))
+                far += share * self._judged_distance(number, part, output, classes)
                 if self.predicts:
-                    nats += share * _next_token(found, part).item()
+                    nats += share * _next_token(output, part).item()
         scores = {"kl" if classes else "error": far}
         return {**scores, "perplexity": perplexity(nats)} if self.predicts else scores
 
-    def _judged_distance(self, number: int, part: Mapping[str, Tensor], found: Tensor, classes: bool) -> float:
-        seen = _seen(part, found)
+    def _judged_distance(self, number: int, part: Mapping[str, Tensor], output: Tensor, classes: bool) -> float:
+        seen = _seen(part, output)
         if number not in self._judged:
             rows = _outputs(main_output(self._run(self.model, part))[0], seen)
             self._judged[number] = most_likely(rows, min(JUDGED, rows.shape[-1])) if classes else rows
         wanted = self._judged[number]
         if isinstance(wanted, Tensor):
-            return _distance(wanted, _outputs(found, seen), classes, 1.0).item()
-        return mean_divergence_of_likely(*wanted, _outputs(found, seen)).item()
+            return _distance(wanted, _outputs(output, seen), classes, 1.0).item()
+        return mean_divergence_of_likely(*wanted, _outputs(output, seen)).item()
 
     def _run(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         device = self.model.device
@@ -122,11 +122,11 @@ class Memory:
     def read(self, rows: Tensor) -> Likely | None:
         """Classes and their log-probabilities for all tokens of these windows, if all are known and as written."""
         numbers = rows.tolist()
-        found = [os.pread(self._file, self._size, row * self._size) for row in numbers]
-        if any(raw[-SEAL:] != self._seal(row, raw[:-SEAL]) for row, raw in zip(numbers, found, strict=True)):
+        records = [os.pread(self._file, self._size, row * self._size) for row in numbers]
+        if any(raw[-SEAL:] != self._seal(row, raw[:-SEAL]) for row, raw in zip(numbers, records, strict=True)):
             return None
-        whole = b"".join(raw[:-SEAL] for raw in found)
-        parts = np.frombuffer(whole, dtype=np.uint8).reshape(len(found), -1)
+        whole = b"".join(raw[:-SEAL] for raw in records)
+        parts = np.frombuffer(whole, dtype=np.uint8).reshape(len(records), -1)
         classes = parts[:, : 4 * self._numbers].copy().view(np.int32)
         logs = parts[:, 4 * self._numbers :].copy().view(np.float16)
         return torch.from_numpy(classes.reshape(-1, self.kept)), torch.from_numpy(logs.reshape(-1, self.kept))
@@ -163,23 +163,23 @@ def _size(inputs: Mapping[str, Tensor]) -> int:
     return len(next(iter(inputs.values()))) if mask is None else int(mask.sum())
 
 
-def _distance(wanted_NC: Tensor, found_NC: Tensor, classes: bool, temperature: float) -> Tensor:
+def _distance(wanted_NC: Tensor, output_NC: Tensor, classes: bool, temperature: float) -> Tensor:
     """KL divergence of classes; of other outputs half the square error, relative to their energy."""
     if classes:
-        return mean_divergence(wanted_NC, found_NC, temperature)
-    return _relative_error(wanted_NC, found_NC) / 2
+        return mean_divergence(wanted_NC, output_NC, temperature)
+    return _relative_error(wanted_NC, output_NC) / 2
 
 
-def _relative_error(wanted: Tensor, found: Tensor) -> Tensor:
-    return (found.float() - wanted.float()).square().sum() / wanted.float().square().sum()
+def _relative_error(wanted: Tensor, output: Tensor) -> Tensor:
+    return (output.float() - wanted.float()).square().sum() / wanted.float().square().sum()
 
 
 def _hidden_error(whole: Any, outputs: Any) -> Tensor:
     """Mean relative error of hidden states; where blocks are gone only the last, which both have."""
-    wanted, found = whole.hidden_states, outputs.hidden_states
-    if len(wanted) != len(found):
-        wanted, found = wanted[-1:], found[-1:]
-    return torch.stack([_relative_error(*pair) for pair in zip(wanted, found, strict=True)]).mean()
+    wanted, own = whole.hidden_states, outputs.hidden_states
+    if len(wanted) != len(own):
+        wanted, own = wanted[-1:], own[-1:]
+    return torch.stack([_relative_error(*pair) for pair in zip(wanted, own, strict=True)]).mean()
 
 
 def _next_token(logits_BTC: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -28,9 +28,9 @@ def paces(
     runners = [_Runner(plan, task, device) for plan, task in trainings]
     for runner in runners:
         runner.step()
-    found = [[runner.speed(seconds) for runner in runners] for _ in range(rounds)]
-    first = median(speeds[0] for speeds in found)
-    return [first * median(speeds[i] / speeds[0] for speeds in found) for i in range(len(runners))]
+    rounds_of_speeds = [[runner.speed(seconds) for runner in runners] for _ in range(rounds)]
+    first = median(speeds[0] for speeds in rounds_of_speeds)
+    return [first * median(speeds[i] / speeds[0] for speeds in rounds_of_speeds) for i in range(len(runners))]
 
 
 class _Runner:
