@@ -162,7 +162,7 @@ def change(path: Path, **fields) -> None:
 
 def edit_layer(plan: Path, **fields) -> None:
     content = json.loads(plan.read_text())
-    content["layers"][1].update(fields)
+    content["layers"][1]["changes"][0].update(fields)
     plan.write_text(json.dumps(content))
 
 

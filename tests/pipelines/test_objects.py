@@ -1,8 +1,5 @@
 """plan, evaluate, cost and the whole line on models in memory: what the folders give."""
 
-import doctest
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ from headwise.checkpoints.profiled import Profile
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
-from headwise.pipelines import plans, profile, run
+from headwise.pipelines import run
 from headwise.pipelines.plans import plan
 from headwise.pipelines.profile import inspect
 from headwise.records.budget import Budget
@@ -175,6 +172,16 @@ def test_the_whole_line_in_memory_as_in_a_folder(place, tokenizer, tmp_path, mon
     assert [one.loss for one in outcome.scores.models] == [one.loss for one in scores.models]
     assert [one.source for one in outcome.scores.models] == ["dense", "reduced", "healed"]
     assert model.dtype == outcome.healed.dtype == torch.bfloat16
+    file = place / "text.txt"
+    again = run.run(source, keep_kv=0.5, text=file, eval_text=[file], config=config, output=tmp_path / "out")
+    assert again.scores == scores and again.plan == planned
+    assert all(torch.equal(tensor, folder[name]) for name, tensor in again.model.state_dict().items())
+    healed = again.healed.state_dict()
+    assert all(torch.equal(tensor, healed[name]) for name, tensor in outcome.healed.state_dict().items())
+    with pytest.raises(InputError, match=r"give `text` as a pathlib\.Path"):
+        run.run(source, text=TEXT, output=tmp_path / "out")
+    with pytest.raises(InputError, match="With `output` the model is given as a folder"):
+        run.run(model, output=tmp_path / "out")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -188,29 +195,3 @@ def test_the_whole_line_has_a_budget_of_its_own_and_needs_no_healing(place, toke
     outcome = run.run(open_model(str(place / "dense")), tokenizer, text=TEXT, config=config)
     assert outcome.plan.budget["keep_kv"] == 0.75 and outcome.healed is None
     assert outcome.scores.text["context"] == 32
-
-
-EXAMPLES = {
-    "inspect": profile.inspect,
-    "plan": plans.plan,
-    "evaluate": evaluate.evaluate,
-    "cost": cost.cost,
-    "run": run.run,
-    "Profile": Profile,
-}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    kinds = (InspectConfig, PlanConfig, EvaluateConfig, RunConfig)
-    hw = SimpleNamespace(**EXAMPLES, **{kind.__name__: kind for kind in kinds})
-    names = {
-        "hw": hw,
-        "model": tiny("llama"),
-        "tokenizer": tokenizer,
-        "texts": [TEXT, TEXT[:400], TEXT[9:900]],
-    }
-    (example,) = doctest.DocTestFinder(recurse=False).find(EXAMPLES[name], name, globs=names)
-    assert example.examples
-    assert not doctest.DocTestRunner().run(example).failed

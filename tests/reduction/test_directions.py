@@ -14,6 +14,7 @@ from headwise.families.weights import read_attention
 from headwise.files.errors import InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.budget import Budget
+from headwise.records.settings import CompressConfig
 from headwise.reduction.apply import statistics_of
 from headwise.reduction.build import build_reduced
 from headwise.reduction.widths.apply import cut_attention
@@ -84,10 +85,12 @@ def test_compress_takes_the_measurements_of_the_plan(tmp_path):
     source, plan = measured("llama", tmp_path)
     assert plan.profile == str(tmp_path / "run")
     assert compress(source, tmp_path / "plan.json", tmp_path / "a")["method"] == "weighted"
-    assert compress(source, tmp_path / "plan.json", tmp_path / "b", method="svd")["method"] == "svd"
+    assert (
+        compress(source, tmp_path / "plan.json", tmp_path / "b", config=CompressConfig(method="svd"))["method"] == "svd"
+    )
     (tmp_path / "run").rename(tmp_path / "moved")
-    with pytest.raises(InputError, match="name their folder with --profile"):
-        compress(source, tmp_path / "plan.json", tmp_path / "c", method="weighted")
+    with pytest.raises(InputError, match="name their folder with `profile`"):
+        compress(source, tmp_path / "plan.json", tmp_path / "c", config=CompressConfig(method="weighted"))
     assert compress(source, tmp_path / "plan.json", tmp_path / "d", profile=tmp_path / "moved")["method"] == "weighted"
     tiny("llama", num_hidden_layers=2).save_pretrained(tmp_path / "other")
     Plan.full(shape_of(tiny("llama", num_hidden_layers=2))).save(tmp_path / "other.json")

@@ -147,7 +147,7 @@ def test_grouped_queries_share_keys_and_values_as_models_in_use_do():
 
 def test_the_figures_are_those_of_the_file():
     content = json.loads(SHAPES.read_text())
-    for name, found in evidence.FOUND.items():
+    for name, found in evidence.TRAINED.items():
         for reading, apart in (("tokens", found.tokens), ("time", found.time)):
             outcome = content["readings"][reading]["outcomes"][name]
             assert apart == (round(outcome["difference"], 3), round(outcome["margin"], 3))
@@ -160,11 +160,11 @@ def test_the_figures_are_those_of_the_file():
 def test_what_was_measured_is_what_is_proposed():
     found = propose(Request("llama", 1_500_000, Text(1024, 256, tied=True)))
     contenders = {each["name"]: each["parameters"] for each in json.loads(SHAPES.read_text())["contenders"]}
-    for name in evidence.FOUND:
+    for name in evidence.TRAINED:
         candidate = found.choose(name)
         assert candidate.shape.total_parameters() == contenders[name]
-        assert candidate.measured == evidence.FOUND[name]
-    rest = [each for each in found.candidates if each.name not in evidence.FOUND]
+        assert candidate.measured == evidence.TRAINED[name]
+    rest = [each for each in found.candidates if each.name not in evidence.TRAINED]
     assert rest and all(each.evidence == FORMULA_ONLY for each in rest)
 
 
@@ -205,11 +205,11 @@ def test_where_nothing_like_it_was_trained_the_usual_shape_is_recommended(reques
 
 def test_a_shape_that_was_measured_to_be_worse_is_never_recommended(monkeypatch):
     monkeypatch.setattr(
-        evidence, "FOUND", {**evidence.FOUND, "lean-width": Measured("f", "w", Apart(0, 1), Apart(-0.1, 0.2))}
+        evidence, "TRAINED", {**evidence.TRAINED, "lean-width": Measured("f", "w", Apart(0, 1), Apart(-0.1, 0.2))}
     )
     found = propose(COMMON)
     assert found.recommended == USUAL
-    assert found.choose("lean-head-dim").measured == evidence.FOUND["lean-head-dim"]
+    assert found.choose("lean-head-dim").measured == evidence.TRAINED["lean-head-dim"]
 
 
 def test_no_look_ups_are_assumed():

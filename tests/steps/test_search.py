@@ -73,7 +73,7 @@ def test_wrong_options_are_told_and_context_and_dtype_count(tmp_path):
 
 def test_a_bound_nothing_meets_is_refused(tmp_path, monkeypatch):
     run, texts = run_folder("llama", tmp_path)
-    monkeypatch.setattr(search, "_damage", lambda *args: lambda student: 1.0)
+    monkeypatch.setattr(search, "_loss_increase", lambda *args: lambda student: 1.0)
     with pytest.raises(InputError, match=r"No cut stays within 0\.5 nats"):
         plan_within(run, None, 0.5, texts=texts, multiple=2)
 

@@ -42,6 +42,10 @@ class Loaded:
             return cls(open_model(str(model)), str(model), True, tokenizer, trusted, own=True)
         raise InputError(f"A model is a PreTrainedModel of transformers, a folder or a Hub id, not a {type(model)}.")
 
+    def opening(self, given: OpenConfig | None) -> OpenConfig | None:
+        """Where to run: as ``given``; else one opened by headwise on a GPU if there is one, others where they are."""
+        return OpenConfig() if given is None and self.opened else given
+
     def tokenizer(self) -> Any:
         """The tokenizer, or an `InputError` where there is none."""
         if self.given_tokenizer is None:

@@ -107,9 +107,9 @@ def _read(file: Path) -> dict[str, Step]:
     reader = read_record(file, KIND, VERSION)
     if reader.integer("version") < VERSION:
         return {}  # it noted no contents, so it cannot vouch for anything
-    found, steps = {}, reader.child("steps")
+    steps, noted = {}, reader.child("steps")
     for name in reader.mapping("steps"):
-        step = steps.child(name)
+        step = noted.child(name)
         outputs = step.child("outputs")
-        found[name] = Step(step.text("inputs"), {each: outputs.text(each) for each in step.mapping("outputs")})
-    return found
+        steps[name] = Step(step.text("inputs"), {each: outputs.text(each) for each in step.mapping("outputs")})
+    return steps

@@ -43,7 +43,8 @@ def inspect(
     there). ``text`` may be a string, a list of strings, a list of dialogues ``{"messages": [...]}``, a
     `datasets.Dataset` with the column ``text`` or ``messages``, or a `pathlib.Path`; by default it is what comes with
     headwise. Models that do not read text take ``inputs``: batches as the model takes them, a folder of pictures or a
-    .npz file. ``opening`` says where and in which precision to run, by default on the device the model is on. Without
+    .npz file. ``opening`` says where and in which precision to run; by default a model stays on its device,
+    and one that is opened here goes to a GPU if there is one. Without
     ``checks`` no reduced models are built to hold predictions against, and plans promise less.
 
     >>> profile = hw.inspect(model, tokenizer, text=texts, config=hw.InspectConfig(tokens=256))
@@ -58,10 +59,10 @@ def inspect(
         reading=reading or ReadConfig(),
         opening=opening,
     ) as measurement:
-        return _checked(measurement, opening, checks=checks, progress=progress)
+        return _checked(measurement, checks=checks, progress=progress)
 
 
-@locking("output")
+@locking("output", "inspect")
 def inspect_folder(
     source: str | Loaded,
     output: Path,
@@ -100,7 +101,7 @@ def inspect_folder(
         if known is not None:
             return known
         work = Work(output, measurement.inputs_hash)
-        profile = _checked(measurement, opening, checks=config.maps, progress=progress, work=work)
+        profile = _checked(measurement, checks=config.maps, progress=progress, work=work)
     profile.save_tensors(output)
     if config.maps:
         write_page(profile, output / PAGE, slider(profile))
@@ -109,17 +110,10 @@ def inspect_folder(
     return profile
 
 
-def _checked(
-    measurement: Measurement,
-    opening: OpenConfig | None,
-    *,
-    checks: bool,
-    progress: Progress,
-    work: Work | None = None,
-) -> Profile:
+def _checked(measurement: Measurement, *, checks: bool, progress: Progress, work: Work | None = None) -> Profile:
     profile = measurement.take(progress, work)
     if checks:
-        profile = check(measurement.loaded.model, profile, opening=opening, progress=progress)
+        profile = check(measurement.loaded.model, profile, opening=measurement.opening, progress=progress)
         check_usable(profile, measurement.loaded.name)
     return profile
 

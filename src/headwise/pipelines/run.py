@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from headwise import __version__
 from headwise.checkpoints.card import add_scores
-from headwise.checkpoints.load import open_shape
+from headwise.checkpoints.load import open_model, open_shape
 from headwise.checkpoints.loaded import Loaded
 from headwise.checkpoints.profiled import PROFILE, TENSORS, Profile
 from headwise.data.texts import read_text
@@ -69,6 +69,7 @@ def run(
     eval_inputs: Any = None,
     cache: CacheConfig | None = None,
     config: RunConfig | None = None,
+    output: Path | str | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Profile, plan, reduced model and scores of ``model``, which is left as it was; healed if ``config`` says so.
@@ -76,6 +77,9 @@ def run(
     Without a budget 0.75 is kept of the KV cache, or of the attention parameters where there is no cache. ``text`` is
     measured on and healed on, ``eval_text`` evaluated on (by default headwise's own); for models that do not read text
     ``inputs`` and ``eval_inputs``. See `inspect`, `plan`, `compress`, `heal` and `evaluate`.
+
+    With a folder as ``output`` everything is written there, and what is there already is not done again: then ``model``
+    is a folder or Hub id, and text is a `pathlib.Path` or a list of them.
 
     >>> config = hw.RunConfig(
     ...     inspect=hw.InspectConfig(tokens=256),
@@ -88,11 +92,14 @@ def run(
     """
     config = config or RunConfig()
     _check_given(text, eval_text, inputs, eval_inputs)
+    given = given_budget(BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit), cache or CacheConfig())
+    if output is not None:
+        names = (_names(text, "text"), _names(eval_text, "eval_text"))
+        return _run_folder(model, Path(output), given, names, (inputs, eval_inputs), config, progress)
     if config.heal:
         import headwise.training  # noqa: F401, PLC0415 - says at once if the extra [train] is missing
     loaded = Loaded.of(model, tokenizer, config.opening)
-    given = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
-    budget = _budget(shape_of(loaded.model), given_budget(given, cache or CacheConfig()))
+    budget = _budget(shape_of(loaded.model), given)
     common = {"reading": config.reading, "opening": config.opening, "progress": progress}
     profile = inspect(loaded, text=text, inputs=inputs, config=config.inspect, **common)
     progress(0, 1, "planning")
@@ -125,7 +132,43 @@ def run(
     return Outcome(profile, plan, small, healed, _noted(scores, inputs, eval_inputs))
 
 
-@locking("folder")
+def _run_folder(
+    model: Any,
+    folder: Path,
+    budget: Budget | None,
+    texts: tuple[list[str], list[str]],
+    inputs: tuple[Any, Any],
+    config: RunConfig,
+    progress: Progress,
+) -> Outcome:
+    """`run_folder` with what it wrote opened."""
+    if not isinstance(model, str | Path):
+        raise InputError("With `output` the model is given as a folder or Hub id: save it first.")
+    measured_on, evaluated_on = inputs
+    profile, plan, scores = run_folder(
+        str(model),
+        folder,
+        budget,
+        texts=texts[0],
+        eval_texts=texts[1],
+        inputs=None if measured_on is None else Path(measured_on),
+        eval_inputs=None if evaluated_on is None else Path(evaluated_on),
+        config=config,
+        progress=progress,
+    )
+    healed = open_model(str(folder / HEALED)) if config.heal else None
+    return Outcome(profile, plan, open_model(str(folder / MODEL)), healed, scores)
+
+
+def _names(text: Any, name: str) -> list[str]:
+    """The names of files of text."""
+    paths = [] if text is None else [text] if isinstance(text, Path) else list(text)
+    if not all(isinstance(path, Path) for path in paths):
+        raise InputError(f"With `output` what is read must be in files: give `{name}` as a pathlib.Path.")
+    return [str(path) for path in paths]
+
+
+@locking("folder", "run")
 def run_folder(
     source: str,
     folder: Path,

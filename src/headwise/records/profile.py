@@ -289,8 +289,8 @@ class Profile(Shown):
             raise InputError(
                 f"{where}: {len(self.layers)} layers are measured, the model has {len(self.shape.layers)}."
             )
-        for number, (found, layer) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
-            found.check(layer, self.maps, f"{where}, layers {number}")
+        for number, (measured, layer) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
+            measured.check(layer, self.maps, f"{where}, layers {number}")
         for number, check in enumerate(self.checks):
             Check.read(Reader(asdict(check), f"{where}, checks {number}"))
 

@@ -51,7 +51,7 @@ def rows(candidate: Candidate) -> list[list[str]]:
         "cond.": f"{predicted['condition']:.3g}",
         "lags": f"{predicted['tradeoff_error']:.2f}",
     }
-    found = []
+    lines = []
     for first, last, dims in runs(plan.before):
         own = {
             "layers": str(first) if first == last else f"{first}-{last}",
@@ -59,24 +59,24 @@ def rows(candidate: Candidate) -> list[list[str]]:
             "rank": f"{predicted['rank_share'][first]:.0%}",
         }
         cells = {**whole, **own} if first == 0 else own
-        found.append([cells.get(name, "") for name in COLUMNS])
-    return found
+        lines.append([cells.get(name, "") for name in COLUMNS])
+    return lines
 
 
 def reasons(design: Design) -> list[tuple[str, str]]:
     """For each candidate why it is there and what was measured, for each idea that is left out why it is not."""
-    said = []
+    named = []
     for candidate in design.candidates:
-        found = "" if candidate.measured is None else f" Measured in {candidate.measured.file}: {candidate.measured}."
-        said.append((candidate.name, candidate.why + found))
-    return said + [(f"no {name}", why) for name, why in design.left_out.items()]
+        result = "" if candidate.measured is None else f" Measured in {candidate.measured.file}: {candidate.measured}."
+        named.append((candidate.name, candidate.why + result))
+    return named + [(f"no {name}", why) for name, why in design.left_out.items()]
 
 
 def _evidence(candidate: Candidate) -> str:
-    found = candidate.measured
-    if found is None:
+    measured = candidate.measured
+    if measured is None:
         return candidate.evidence
-    return f"{candidate.evidence}: {f'{found.time.difference:+.3f} nats' if found.time.margin else 'reference'}"
+    return f"{candidate.evidence}: {f'{measured.time.difference:+.3f} nats' if measured.time.margin else 'reference'}"
 
 
 def _table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:

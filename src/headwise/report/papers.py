@@ -13,7 +13,6 @@ from headwise.records.papers import OPEN, UNREACHED, Claim, Findings, Verdict
 
 MINUTE, HOUR = 60, 3600
 HEADER = ("claim", "paper", "here", "verdict", "settings", "seeds", "time")
-Found = Sequence[Findings | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +32,33 @@ class Row:
         return {"paper": self.paper, **asdict(self.claim), "verdict": asdict(self.verdict), "run": run}
 
 
-def rows(paper: str, claims: Sequence[Claim], found: dict[str, Findings | None]) -> list[Row]:
+def rows(paper: str, claims: Sequence[Claim], by_experiment: dict[str, Findings | None]) -> list[Row]:
     """Each claim with its verdict, out of the findings of its experiment."""
-    made = []
+    judged = []
     for claim in claims:
-        findings = found.get(claim.experiment) if claim.experiment else None
+        findings = by_experiment.get(claim.experiment) if claim.experiment else None
         verdicts = {verdict.claim: verdict for verdict in findings.verdicts} if findings else {}
         without = Verdict(claim.name, OPEN if claim.experiment else UNREACHED, "", claim.reason)
-        made.append(Row(paper, claim, verdicts.get(claim.name, without), findings))
-    return made
+        judged.append(Row(paper, claim, verdicts.get(claim.name, without), findings))
+    return judged
 
 
-def print_claims(made: Sequence[Row], console: Console | None = None) -> None:
+def print_claims(judged: Sequence[Row], console: Console | None = None) -> None:
     """Every claim: what decides it, how long that took, the last verdict."""
     console = console or Console(width=None if Console().is_terminal else 140)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("experiment", "claim", "says", "verdict", "time"):
         table.add_column(name, no_wrap=name in {"experiment", "time"})
-    for row in made:
+    for row in judged:
         decides = f"{row.paper}/{row.claim.experiment}" if row.claim.experiment else row.paper
         table.add_row(decides, row.claim.name, row.claim.says, _status(row), _time(row.findings))
     console.print(table)
 
 
-def print_findings(found: Sequence[Findings], console: Console | None = None) -> None:
+def print_findings(results: Sequence[Findings], console: Console | None = None) -> None:
     """The verdicts of one run."""
     console = console or Console(width=None if Console().is_terminal else 140)
-    for findings in found:
+    for findings in results:
         name = f"{findings.paper}/{findings.experiment}"
         console.print(f"[bold]{name}[/bold] {_size(findings)}, {duration(findings.seconds)}", highlight=False)
         for verdict in findings.verdicts:
@@ -69,12 +68,12 @@ def print_findings(found: Sequence[Findings], console: Console | None = None) ->
             )
 
 
-def markdown(titles: dict[str, str], made: Sequence[Row]) -> str:
+def markdown(titles: dict[str, str], judged: Sequence[Row]) -> str:
     """One table for each paper."""
     parts = []
     for paper, title in titles.items():
         parts.append(f"## {title}\n\n| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}")
-        parts += [f"| {' | '.join(_escaped(cell) for cell in cells(row))} |" for row in made if row.paper == paper]
+        parts += [f"| {' | '.join(_escaped(cell) for cell in cells(row))} |" for row in judged if row.paper == paper]
         parts.append("")
     return "\n".join(parts)
 

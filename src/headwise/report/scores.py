@@ -54,41 +54,41 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
         ("agreement, 5th percentile", lambda model: _number(model.agreement_p5, ".4f")),
         ("accuracy", lambda model: _number(model.accuracy, ".1%")),
     ]
-    found = [(name, [show(model) for model in models]) for name, show in lines]
+    table = [(name, [show(model) for model in models]) for name, show in lines]
     for name in dict.fromkeys(part.name for model in models for part in model.parts):
         mine = [next((part for part in model.parts if part.name == name), None) for model in models]
-        found.append(
+        table.append(
             (f"{name}: nats per token", [_number(None if part is None else part.loss, ".4f") for part in mine])
         )
-        found.append(
+        table.append(
             (f"{name}: KL from the first", [_number(None if part is None else part.kl, ".4f") for part in mine])
         )
     for place, speed in enumerate(first.speed):
-        found.append((f"reads {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models]))
+        table.append((f"reads {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models]))
         if speed.decode is not None:
-            found.append((f"writes after {speed.context:,}, tokens/s", [_rate(m.speed[place].decode) for m in models]))
-    return [(name, cells) for name, cells in found if any(cell != "-" for cell in cells)]
+            table.append((f"writes after {speed.context:,}, tokens/s", [_rate(m.speed[place].decode) for m in models]))
+    return [(name, cells) for name, cells in table if any(cell != "-" for cell in cells)]
 
 
 def caption(scores: Scores) -> str:
     """What the scores were measured on and with, in a few sentences."""
     text, settings = scores.text, scores.settings
-    said = []
+    sentences = []
     if text:
         context = f" in windows of {text['context']:,}" if "context" in text else ""
-        said.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.")
+        sentences.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.")
     if settings:
         many = "s" if settings["threads"] > 1 else ""
         threads = f", {settings['threads']} thread{many}" if settings["device"] == "cpu" else ""
-        said.append(f"Run in {settings['precision']} on {settings['device']}{threads}.")
+        sentences.append(f"Run in {settings['precision']} on {settings['device']}{threads}.")
     if any(model.cache_bytes_per_token is not None for model in scores.models):
-        said.append("The cache is that of a real generation in the precision of the weights.")
+        sentences.append("The cache is that of a real generation in the precision of the weights.")
     if settings and len(scores.models) > 1 and any(model.speed for model in scores.models):
-        said.append(
+        sentences.append(
             f"Speeds: the first model's is the median of {settings['rounds']} rounds in turns; in brackets times that, "
             "the median and the range over rounds."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _share(value: float | None, first: float | None) -> str:

@@ -106,7 +106,7 @@ def search_plan(
     check_measured(profile, where, loaded.name, loaded.fingerprint())
     check_profile_inputs(loaded.model, profile.tensors)
     options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
-    with running(loaded.model, opening):
+    with running(loaded.model, loaded.opening(opening)):
         unseen = _measured_on(loaded, profile, text, reading or ReadConfig())
         return _bisect(loaded, profile, bound, unseen, options, context, dtype, progress)
 

@@ -15,23 +15,26 @@ from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
 from headwise.files.errors import InputError
 from headwise.records.training import Precision
+from headwise.tracing.placement import device_named
 
 NARROW = 256  # models of less width lose as much by converting numbers as bf16 gains on a CPU
 T = TypeVar("T")
 WAITING = timedelta(days=7)  # the first process may have long work of its own
 
 
-def join_processes(track: str | None = None, logs: Path | None = None) -> Accelerator:
+def join_processes(track: str | None = None, logs: Path | None = None, device: str = "auto") -> Accelerator:
     """This process as one of those ``torchrun`` has started, or alone.
 
-    ``track`` names one of Accelerate's trackers; those that write files do so in ``logs``.
+    ``track`` names one of Accelerate's trackers; those that write files do so in ``logs``. On which ``device`` is
+    Accelerate's to say, unless one is named; of several processes each has its own.
     """
+    if device != "auto" and device_named(device).index is not None:
+        torch.cuda.set_device(device)
+    on_cpu = not torch.cuda.is_available() or device.startswith("cpu")
     waiting = InitProcessGroupKwargs(timeout=WAITING)
     where = ProjectConfiguration() if logs is None else ProjectConfiguration(str(logs))
     try:
-        accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(), log_with=track, project_config=where, kwargs_handlers=[waiting]
-        )
+        accelerator = Accelerator(cpu=on_cpu, log_with=track, project_config=where, kwargs_handlers=[waiting])
     except ValueError as error:
         raise InputError(f"{track} is not a tracker that Accelerate knows.") from error
     if track is not None and not accelerator.log_with:

@@ -160,8 +160,8 @@ class _Queries:
         self.weights = read_attention(new, new_layer.rotary)
         self.heads = kept_heads(change, layer)
         self.stride = max(1, tokens // QUERIES)
-        self.curves: list[Tensor] = []
-        self.pulls: list[Tensor] = []
+        self.hessians: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         self.features: list[Tensor] = []
         self.queries: list[Tensor] = []
         self.turns: list[tuple[Tensor, Tensor]] = []
@@ -176,14 +176,14 @@ class _Queries:
         keys = _project(x_BTD if source is None else source, weights.w_k_GKD, weights.b_k_GK)
         keys = _turn(keys, cos, sin) * weights.scale
         logits = before.logits(slice(None), rows)[:, self.heads.to(x_BTD.device)]
-        curve, pull = attention_hessian_and_gradient(logits, keys)
+        hessian, gradient = attention_hessian_and_gradient(logits, keys)
         per_group = logits.shape[1] // keys.shape[1]
         cos, sin = (t[:, :, rows].repeat_interleave(per_group, dim=1) for t in (cos, sin))
         now = _turn(_project(x_BTD[:, rows], weights.w_q_HKD, weights.b_q_HK), cos, sin)
-        pull -= (curve @ now[..., None])[..., 0]
+        gradient -= (hessian @ now[..., None])[..., 0]
         for kept, tensor in (
-            (self.curves, curve),
-            (self.pulls, pull),
+            (self.hessians, hessian),
+            (self.gradients, gradient),
             (self.features, _project(x_BTD[:, rows], self.w_q, self.b_q)),
             (self.queries, now),
         ):
@@ -192,18 +192,20 @@ class _Queries:
 
     def answer(self, *, only_temperature: bool) -> None:
         """Write the fitted queries into the cut layer, or the old ones ``only`` made sharper or flatter."""
-        if not self.curves:
+        if not self.hessians:
             return
         weights = self.weights
         if only_temperature:
-            factor = 1 + fit_temperature(*(torch.cat(part, dim=1) for part in (self.curves, self.pulls, self.queries)))
+            factor = 1 + fit_temperature(
+                *(torch.cat(part, dim=1) for part in (self.hessians, self.gradients, self.queries))
+            )
             bias = None if weights.b_q_HK is None else weights.b_q_HK * factor[:, None]
             write_attention(self.new, replace(weights, w_q_HKD=weights.w_q_HKD * factor[:, None, None], b_q_HK=bias))
             return
         cos, sin = (torch.cat(part, dim=1) for part in zip(*self.turns, strict=True))
         maps = fit_queries(
-            torch.cat(self.curves, dim=1),
-            torch.cat(self.pulls, dim=1),
+            torch.cat(self.hessians, dim=1),
+            torch.cat(self.gradients, dim=1),
             torch.cat(self.features, dim=1),
             lambda x: _turn(x, cos, sin),
             lambda x: _turn(x, cos, -sin),

@@ -18,24 +18,24 @@ HIGH, ROOM, TOP = 260, 46, 12
 COLOURS = 4
 
 
-def write_compare_page(found: Comparison, path: Path) -> None:
-    """Write ``found`` as a self-contained page."""
-    write_text(path, render_comparison(found))
+def write_compare_page(comparison: Comparison, path: Path) -> None:
+    """Write ``comparison`` as a self-contained page."""
+    write_text(path, render_comparison(comparison))
 
 
-def render_comparison(found: Comparison) -> str:
+def render_comparison(comparison: Comparison) -> str:
     """The page as text."""
-    names = [each.name for each in found.contenders]
-    said = ((title.capitalize(), found.verdict(reading)) for reading, title in READINGS.items())
+    names = [each.name for each in comparison.contenders]
+    verdicts = ((title.capitalize(), comparison.verdict(reading)) for reading, title in READINGS.items())
     parts = {
         "TITLE": escape(" / ".join(names)),
-        "SENTENCE": escape(f"At equal parameters and tokens. {found.verdict('parameters')}"),
-        "FACTS": escape(caption(found)),
-        "VERDICTS": "".join(f"<dt>{escape(title)}</dt><dd>{escape(verdict)}</dd>" for title, verdict in said),
-        "TABLE": table(COLUMNS, rows(found)),
+        "SENTENCE": escape(f"At equal parameters and tokens. {comparison.verdict('parameters')}"),
+        "FACTS": escape(caption(comparison)),
+        "VERDICTS": "".join(f"<dt>{escape(title)}</dt><dd>{escape(verdict)}</dd>" for title, verdict in verdicts),
+        "TABLE": table(COLUMNS, rows(comparison)),
         "HINT": escape(HINT),
-        "SEEDS": "".join(_seeds(found, reading) for reading in ("tokens", "time")),
-        "CURVES": _curves(found, names),
+        "SEEDS": "".join(_seeds(comparison, reading) for reading in ("tokens", "time")),
+        "CURVES": _curves(comparison, names),
         "LEGEND": " ".join(f'<b class="s{i % COLOURS}"></b> {escape(name)}' for i, name in enumerate(names)),
         "FIRST": "verdicts",
         "SOURCE": "<code>compare.json</code>",
@@ -43,9 +43,9 @@ def render_comparison(found: Comparison) -> str:
     return filled("compare", parts)
 
 
-def _seeds(found: Comparison, reading: Reading) -> str:
+def _seeds(comparison: Comparison, reading: Reading) -> str:
     """Losses of all trainings of one reading, a row for each shape."""
-    losses = {name: list(found.losses(name, reading).values()) for name in found.names(reading)}
+    losses = {name: list(comparison.losses(name, reading).values()) for name in comparison.names(reading)}
     low, high = _range([loss for some in losses.values() for loss in some])
     scale = (WIDTH - LEFT - RIGHT) / (high - low)
     tall, drawn = ROW * len(losses), []
@@ -69,11 +69,11 @@ def _seeds(found: Comparison, reading: Reading) -> str:
     </svg></div></figure>"""
 
 
-def _curves(found: Comparison, names: Sequence[str]) -> str:
+def _curves(comparison: Comparison, names: Sequence[str]) -> str:
     """Mean held-out loss of each shape against tokens."""
     lines = {}
     for name in names:
-        curves = [trial.curve for trial in found.trials if (trial.shape, trial.reading) == (name, "tokens")]
+        curves = [trial.curve for trial in comparison.trials if (trial.shape, trial.reading) == (name, "tokens")]
         lines[name] = [(some[0][0], fmean(loss for _, loss in some)) for some in zip(*curves, strict=True)]
     low, high = _range([loss for line in lines.values() for _, loss in line])
     most = max(tokens for line in lines.values() for tokens, _ in line)

@@ -95,12 +95,12 @@ def _split(candidate: Candidate) -> Parts:
 
 def _cache(design: Design) -> str:
     """KV bytes of one token, for models that have a cache."""
-    found = [(candidate.name, [("attention", candidate.cost.kv_bytes_per_token)]) for candidate in design.candidates]
-    if not any(parts[0][1] for _, parts in found):
+    cached = [(candidate.name, [("attention", candidate.cost.kv_bytes_per_token)]) for candidate in design.candidates]
+    if not any(parts[0][1] for _, parts in cached):
         return ""
     return f"""<section aria-labelledby="cache-title">
     <h2 id="cache-title">KV cache of one token</h2>
-    <div class="plot bars">{_bars(found, size)}</div>
+    <div class="plot bars">{_bars(cached, size)}</div>
     <p class="hint">In 16 bit.</p>
   </section>"""
 

@@ -28,12 +28,12 @@ def write_papers_page(titles: dict[str, str], rows: Sequence[Row], path: Path) -
 def render_papers(titles: dict[str, str], rows: Sequence[Row]) -> str:
     """The page as text."""
     counts = {status: sum(row.verdict.status == status for row in rows) for status in CLASSES}
-    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    found = {(f.paper, f.experiment): f for row in rows if (f := row.findings)}
-    seconds = sum(findings.seconds for findings in found.values())
+    listed = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    by_experiment = {(f.paper, f.experiment): f for row in rows if (f := row.findings)}
+    seconds = sum(findings.seconds for findings in by_experiment.values())
     parts = {
         "TITLE": "Four papers, reproduced",
-        "SENTENCE": escape(f"{len(rows)} claims of {len(titles)} papers: {said}."),
+        "SENTENCE": escape(f"{len(rows)} claims of {len(titles)} papers: {listed}."),
         "FACTS": escape(f"{duration(seconds)} on one core in all; the time of a row is that of its experiment."),
         "FIRST": "papers",
         "SOURCE": "the JSON files that <code>headwise papers run</code> writes",
@@ -46,8 +46,8 @@ def _paper(key: str, title: str, rows: Sequence[Row]) -> str:
     own = [row for row in rows if row.paper == key]
     head = "".join(f'<th scope="col">{name}</th>' for name in HEADER)
     body = "".join(_row(row) for row in own)
-    found = {f.experiment: f for row in own if (f := row.findings)}
-    charts = "".join(_chart(findings, chart) for findings in found.values() for chart in findings.charts)
+    by_experiment = {f.experiment: f for row in own if (f := row.findings)}
+    charts = "".join(_chart(findings, chart) for findings in by_experiment.values() for chart in findings.charts)
     return f"""<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{escape(title)}</h2>
     <div class="scroll"><table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
     <div class="columns">{charts}</div></section>"""

@@ -34,4 +34,4 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequenc
 
 
 def _fill(template: str, parts: Mapping[str, str]) -> str:
-    return re.sub(r"%([A-Z]+)%", lambda found: parts[found[1]], template)
+    return re.sub(r"%([A-Z]+)%", lambda match: parts[match[1]], template)

@@ -23,7 +23,7 @@ from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_file
 from headwise.records.scores import ModelScores, Scores
 from headwise.records.settings import EvaluateConfig, OpenConfig, ReadConfig
-from headwise.steps.evaluate.candidates import Candidate, candidates_of, speed_lengths, window_of
+from headwise.steps.evaluate.candidates import Candidate, candidates_of, speed_lengths, where_to_run, window_of
 from headwise.steps.evaluate.measures import Reading, Ready, all_inputs, check_alike, quality_of, speeds_of
 from headwise.tracing.labelled import Labels, accuracy, check_classifies
 from headwise.tracing.placement import evaluating, place, running
@@ -122,6 +122,7 @@ def _evaluate(
         raise InputError("Give text or inputs, not both.")
     if are_batches(text):
         text, inputs = None, text
+    opening = opening or where_to_run(candidates[0])
     shapes = [candidate.shape() for candidate in candidates]
     for candidate in candidates if labels is not None else ():
         check_classifies(candidate.kind(), candidate.name)

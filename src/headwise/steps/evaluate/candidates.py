@@ -57,6 +57,11 @@ def candidates_of(models: Mapping[str, Any], tokenizer: Any) -> list[Candidate]:
     return [Candidate(name, model, own) for name, (model, own) in pairs.items()]
 
 
+def where_to_run(first: Candidate) -> OpenConfig:
+    """Where all models run if nobody says: where the first one is, or on a GPU if there is one and it is not open."""
+    return OpenConfig() if first.source is not None else OpenConfig(device=str(Loaded.of(first.given).model.device))
+
+
 def window_of(candidates: Sequence[Candidate], shapes: Sequence[ModelShape], config: EvaluateConfig) -> int:
     """The longest window that all models take, at least four of them in the text; or what is asked for, checked."""
     tokens, context = config.tokens, config.context

@@ -30,7 +30,8 @@ from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, HealConfig
 from headwise.records.plan import Plan
-from headwise.records.settings import OpenConfig, ReadConfig
+from headwise.records.settings import Dtype, OpenConfig, ReadConfig
+from headwise.records.training import Precision
 from headwise.steps.heal.healer import Pair, heal_pair
 from headwise.steps.heal.windows import own_windows, read_windows
 from headwise.tracing.scoring import predicts_next
@@ -126,7 +127,9 @@ def heal(
     _check_words((source, teacher_source), student, trusted=opening.trust_remote_code)
     _check_wanted(config, teacher)
     folder = output.with_name(f"{output.name}.healing")
-    accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
+    accelerator = join_processes(track, output.with_name(f"{output.name}.logs"), opening.device)
+    if opening.dtype != "auto":
+        config = replace(config, precision=_precision(opening.dtype))
     config = _settled(config, accelerator, teacher)
     windows = read_windows(
         student.float(), source, texts, inputs, config, reading, trust_remote_code=opening.trust_remote_code
@@ -151,6 +154,13 @@ def _settled(config: HealConfig, accelerator: Accelerator, teacher: PreTrainedMo
     """``config`` with no precision left open."""
     half = use_bf16(accelerator, config.precision, shape_of(teacher).width)
     return replace(config, precision="bf16" if half else "fp32")
+
+
+def _precision(dtype: Dtype) -> Precision:
+    """The precision to train in where one to run in is named."""
+    if dtype == "fp16":
+        raise InputError("Healing runs in fp32 or bf16: take one of these as `dtype`, or as `precision`.")
+    return dtype
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class Measurement:
     shape: ModelShape
     calibration: Calibration
     config: InspectConfig
+    opening: OpenConfig | None
     settings: dict[str, Any]
     inputs_hash: str
 
@@ -137,7 +138,7 @@ def prepared(
         raise InputError("Give text or inputs, not both.")
     if are_batches(text):
         text, inputs = None, text
-    weights = loaded.fingerprint()
+    weights, opening = loaded.fingerprint(), loaded.opening(opening)
     with running(loaded.model, opening) as model:
         shape = shape_of(model)
         trusted = loaded.trust_remote_code
@@ -170,7 +171,7 @@ def prepared(
         if opening is not None and opening.dtype != "auto":
             settings["dtype"] = opening.dtype
         inputs_hash = _hash(weights, loaded.files(), calibration.sha256, settings, __version__)
-        yield Measurement(loaded, shape, calibration, config, settings, inputs_hash)
+        yield Measurement(loaded, shape, calibration, config, opening, settings, inputs_hash)
 
 
 def check_usable(profile: Profile, source: str) -> None:

@@ -43,9 +43,9 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         return LayerProfile(site.path, False, (), (), (), {})
     units, basis, gram = collector.units[i], collector.bases[i], collector.grams[i]
     lengths = _lengths(sums)
-    found: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
+    quantities: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
     if collector.maps:
-        found |= {
+        quantities |= {
             **_spectra(site, layer, sums, gram),
             **_by_length(sums, lengths),
             **_twins(sums),
@@ -53,7 +53,9 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
             **_value_cuts(layer, sums, basis, gram),
             **_conditioning(sums, layer, lengths),
         }
-    values = {name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
+    values = {
+        name: rounded(value.tolist() if isinstance(value, Tensor) else value) for name, value in quantities.items()
+    }
     causal = bool(sums.mean("causal"))
     samples = int(sums.count("q_moment"))
     return LayerProfile(site.path, causal, lengths, cut_widths(layer.qk_dim), cut_widths(layer.v_dim), values, samples)
@@ -116,18 +118,18 @@ def _spectra(site: Site, layer: LayerShape, sums: Sums, gram_HVV: Tensor) -> dic
 
 
 def _by_length(sums: Sums, lengths: tuple[int, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    quantities: dict[str, Any] = {}
     for name in BY_LENGTH:
         measured = [sums.mean(at(name, L)) if sums.has(at(name, L)) else None for L in lengths]
         if any(value is not None for value in measured):
             heads = range(len(next(value for value in measured if value is not None)))
-            found[name] = [[None if value is None else value[h].tolist() for value in measured] for h in heads]
+            quantities[name] = [[None if value is None else value[h].tolist() for value in measured] for h in heads]
     norms = torch.stack([sums.mean(at("jacobian_mean", L)) for L in lengths], dim=-1).clamp(min=1e-30).log()
     if len(lengths) >= FEWEST_POINTS:
         x = torch.tensor(lengths, dtype=torch.float64).log()
         x = x - x.mean()
-        found["jacobian_exponent"] = (norms * x).sum(-1) / x.square().sum()
-    return found
+        quantities["jacobian_exponent"] = (norms * x).sum(-1) / x.square().sum()
+    return quantities
 
 
 def _twins(sums: Sums) -> dict[str, Tensor]:
