@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 import transformers
-from transformers import AutoTokenizer
 
 import headwise as hw
+from headwise.data.processors import open_tokenizer
 
 
 def main():
@@ -29,7 +29,7 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    model, tokenizer = hw.open(args.model), AutoTokenizer.from_pretrained(args.model)
+    model, tokenizer = hw.open(args.model), open_tokenizer(args.model)
     profile = hw.inspect(model, tokenizer, text=args.text, config=hw.InspectConfig(tokens=args.tokens))
     plan = hw.plan(profile, keep_kv=0.75)
     models = {"dense": model, "reduced": hw.compress(model, plan, profile)}
