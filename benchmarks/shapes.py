@@ -21,7 +21,7 @@ from rich.progress import Progress
 from headwise.pipelines.compare import HELD_OUT, compare
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.report.comparisons import print_comparison
 from headwise.steps.design import USUAL, propose
 

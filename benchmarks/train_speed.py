@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.records.blueprint import Text
 from headwise.records.design import Request
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.design import propose
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan

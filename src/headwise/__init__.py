@@ -31,9 +31,9 @@ from headwise.records.settings import (
     OpenConfig,
     PlanConfig,
     ReadConfig,
+    TrainConfig,
     TrustConfig,
 )
-from headwise.records.training import TrainConfig
 from headwise.reduction import kinds as _kinds  # noqa: F401 - so that plans know what they can hold
 from headwise.runtime import registration
 

@@ -15,7 +15,7 @@ from headwise.pipelines.compare.tasks import Learning
 from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Blueprint, Text
 from headwise.records.plan import Plan
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.train.fitting import Task
 from tests.commands import headwise
 from tests.steps.test_heal import TEXT as SENTENCES

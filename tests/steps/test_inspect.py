@@ -161,7 +161,7 @@ def test_against_brute_force(name, tmp_path):
 
 def test_a_student_with_removed_and_narrow_layers(tmp_path, capsys):
     """inspect, plan and the page take what compress gives out."""
-    from headwise.records.layer_plan import LayerPlan
+    from headwise.records.plan import LayerPlan
     from headwise.reduction.build import build_reduced
     from headwise.report.plans import print_plan
     from headwise.report.profiles import print_profile

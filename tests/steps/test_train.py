@@ -23,9 +23,9 @@ from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Images, Text
-from headwise.records.training import CURVE, TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.compress import compress
-from headwise.steps.train import train, train_model, windows
+from headwise.steps.train import CURVE, train, train_model, windows
 from headwise.steps.train.fitting import Task
 from headwise.steps.train.pace import paces
 from headwise.training.processes import join_processes

@@ -19,7 +19,7 @@ from headwise.records.blueprint import Text
 from headwise.records.budget import Budget
 from headwise.records.plan import Plan
 from headwise.records.profile import Profile
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.compress import compress
 from headwise.steps.heal import heal
 from headwise.steps.heal.teacher import Memory

@@ -11,8 +11,7 @@ import typer
 from headwise.cli.heavy import importing
 from headwise.cli.options import AsJson, Data, Tokenizer
 from headwise.cli.progress import notes, watched
-from headwise.records.settings import TrustConfig
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig, TrustConfig
 
 
 def compare(

@@ -3,8 +3,7 @@
 from headwise.files.errors import InputError
 from headwise.records.change import Change
 from headwise.records.cost import Cost, LayerCost, cost_of
-from headwise.records.layer_plan import LayerPlan
-from headwise.records.plan import Plan
+from headwise.records.plan import LayerPlan, Plan
 from headwise.records.scores import ModelScores, Scores
 from headwise.records.shape import Latent, LayerShape, ModelShape
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from headwise.files.errors import InputError
 from headwise.files.numbers import read_count, read_window
 from headwise.files.reading import read_lines
-from headwise.records.settings import option
-from headwise.records.training import Precision
+from headwise.records.settings import Precision, option
 
 Stage = Literal["local", "global", "both"]
 Train = Literal["attention", "values", "lora", "all"]

@@ -113,16 +113,9 @@ class ReducedAttention:
 
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
-        out_BTHV, weights = self._attend(
-            q_BHTK,
-            k_BGTK,
-            v_BGTV,
-            attention_mask,
-            dropout=self.dropout_rate if self.training else 0.0,
-            scaling=self.scaling,
-            sliding_window=self.window,
-            **kwargs,
-        )
+        kwargs |= {"scaling": self.scaling, "sliding_window": self.window}
+        kwargs["dropout"] = self.dropout_rate if self.training else 0.0
+        out_BTHV, weights = self._attend(q_BHTK, k_BGTK, v_BGTV, attention_mask, **kwargs)
         output = out_BTHV.flatten(2)
         if self.out is not None:
             output = getattr(self, self.out)(output)
@@ -135,8 +128,7 @@ class ReducedAttention:
         return restore_attention, (type(self).__mro__[2],), self.__dict__
 
     def _split(self, name, x_BTD, heads):
-        projected = getattr(self, name)(x_BTD)
-        return projected.view(*x_BTD.shape[:-1], heads, -1).transpose(1, 2)
+        return getattr(self, name)(x_BTD).view(*x_BTD.shape[:-1], heads, -1).transpose(1, 2)
 
     def _rotate(self, q_BHTK, k_BGTK, cos, sin):
         if self.rope_pairs is None:
@@ -228,8 +220,7 @@ def reduce_attention(base, layer, names):
     inside = layer["attention"] + "."
     module.out = layer["out"].removeprefix(inside) if layer["out"].startswith(inside) else None
     module.heads, module.kv_heads, module.num_key_value_groups = heads, kv_heads, heads // kv_heads
-    module.head_dim = qk_dim
-    module.norms = norms
+    module.head_dim, module.norms = qk_dim, norms
     module.dropout_rate = dropout.p if isinstance(dropout, nn.Module) else dropout
     module.softcap = getattr(module, "attn_logit_softcapping", None)
     module.window = getattr(module, "sliding_window", getattr(module.config, "sliding_window", None))

@@ -14,7 +14,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
 from headwise.files.errors import InputError
-from headwise.records.training import Precision
+from headwise.records.settings import Precision
 from headwise.tracing.placement import device_named
 
 NARROW = 256  # models of less width lose as much by converting numbers as bf16 gains on a CPU

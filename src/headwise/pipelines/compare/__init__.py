@@ -19,7 +19,7 @@ from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Text
 from headwise.records.comparison import Comparison, Contender, Trial
 from headwise.records.plan import Plan
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.report.page.compare import write_compare_page
 from headwise.steps.train import put_tokenizer
 from headwise.steps.train.fitting import Task, check_plan, settled, whole_steps

@@ -17,7 +17,7 @@ from headwise.files.reading import Reader, read_json
 from headwise.files.writing import write_text
 from headwise.records.comparison import Trial
 from headwise.records.plan import Plan
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, fit_plan, read_examples, run_hash
 from headwise.steps.train.pace import paces

@@ -30,8 +30,7 @@ from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.healing import CURVE, HealConfig
 from headwise.records.plan import Plan
-from headwise.records.settings import Dtype, OpenConfig, ReadConfig
-from headwise.records.training import Precision
+from headwise.records.settings import Dtype, OpenConfig, Precision, ReadConfig
 from headwise.steps.heal.healer import Pair, heal_pair
 from headwise.steps.heal.windows import own_windows, read_windows
 from headwise.tracing.scoring import predicts_next

@@ -19,7 +19,7 @@ from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
 from headwise.records.plan import Plan
-from headwise.records.training import CURVE, TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
@@ -30,6 +30,7 @@ from headwise.training.work import Work
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+CURVE = "training.jsonl"  # beside a trained model: its metrics, line by line
 GIVEN = "tokenizer-given"  # folder of a tokenizer that is in memory
 
 

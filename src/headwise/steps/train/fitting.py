@@ -22,7 +22,7 @@ from headwise.files.progress import Progress
 from headwise.linalg.divergence import perplexity
 from headwise.records.blueprint import Text
 from headwise.records.plan import Plan
-from headwise.records.training import TrainConfig, usual_rate
+from headwise.records.settings import TrainConfig, usual_rate
 from headwise.steps.train.examples import Examples
 from headwise.steps.train.pictures import read_pictures
 from headwise.steps.train.windows import read_windows

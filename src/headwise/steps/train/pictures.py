@@ -13,7 +13,7 @@ from headwise.data.arrays import read_arrays
 from headwise.data.sources import Datum, called
 from headwise.files.errors import InputError
 from headwise.records.blueprint import Images
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.train.examples import Examples
 
 PIXELS, LABELS = "pixel_values", "labels"

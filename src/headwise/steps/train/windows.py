@@ -23,7 +23,7 @@ from headwise.files.errors import InputError
 from headwise.files.progress import Progress
 from headwise.files.writing import replacing, write_text
 from headwise.records.blueprint import Text
-from headwise.records.training import TrainConfig
+from headwise.records.settings import TrainConfig
 from headwise.steps.train.examples import MOST_HELD_OUT, Examples, Rows
 
 AT_ONCE = 16  # pieces of text that become tokens together, in parallel where the tokenizer can
