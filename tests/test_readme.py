@@ -79,7 +79,7 @@ def run_blocks(place, run_python, run_line):
         for line in code.splitlines() if language == "sh" else ():
             if line.startswith("headwise"):
                 run_line(line)
-    assert (place / "smollm2-student" / "model.safetensors").is_file()
+    assert (place / "smollm2-by-hand" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow

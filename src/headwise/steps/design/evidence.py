@@ -10,7 +10,7 @@ from headwise.records.plan import Plan
 FILE = "results/shapes.json"  # the figures below are its readings
 FAMILY, NARROWEST = "llama", 16  # what it has: no shared keys and values, no narrower heads
 WHERE = "llamas of 1.5M parameters, context 256, 600,000 tokens, 3 seeds, on one CPU thread each"
-FOUND = {
+TRAINED = {
     "textbook": Measured(FILE, WHERE, tokens=Apart(0.0, 0.0), time=Apart(0.0, 0.0)),
     "lean-width": Measured(FILE, WHERE, tokens=Apart(-0.071, 0.074), time=Apart(-0.103, 0.075)),
     "lean-head-dim": Measured(FILE, WHERE, tokens=Apart(0.422, 0.051), time=Apart(0.476, 0.033)),
@@ -20,7 +20,7 @@ FOUND = {
 def measured(name: str, plan: Plan) -> Measured | None:
     """What came out for the candidate ``name``, if ``plan`` is of the kind that was trained."""
     alike = all(layer.heads == layer.kv_heads and layer.qk_dim >= NARROWEST for layer in plan.shape_to_build().layers)
-    return FOUND.get(name) if alike and plan.family == FAMILY else None
+    return TRAINED.get(name) if alike and plan.family == FAMILY else None
 
 
 def recommend(candidates: Sequence[Candidate]) -> tuple[str, str]:
