@@ -232,3 +232,15 @@ def test_plans_among_the_results_still_open():
     for path in (Path(__file__).parents[2] / "results").glob("plan_*.json"):
         plan = Plan.load(path)
         assert json.loads(path.read_text())["version"] == 1 and any(plan.layers) and plan.predicted["loss_increase"] > 0
+
+
+@pytest.mark.parametrize(
+    "budget", [{"keep_kv": [[]]}, {"keep_kv": "0.5"}, {"fit": 10, "batch": "two", "context": 5}, {"fit": -1}]
+)
+def test_a_budget_that_is_none_is_refused(budget, tmp_path):
+    shape = model(PLAIN, PLAIN)
+    path = tmp_path / "plan.json"
+    Plan.full(shape).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "budget": budget}))
+    with pytest.raises(InputError, match=r"plan\.json, budget"):
+        Plan.load(path)

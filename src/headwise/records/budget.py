@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from headwise.files.errors import BudgetError, InputError
+from headwise.files.reading import Reader
 from headwise.records.cost import DTYPE_BYTES, cost_of
 from headwise.records.shape import LayerShape, ModelShape
 
@@ -135,6 +136,15 @@ def budget_words(facts: Mapping[str, Any]) -> str:
         return f"{facts[kind]:g} of the {WORDS[kind]}"
     more = f" at {facts['context']:,} tokens x {facts['batch']}" if kind == "fit" else ""
     return f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
+
+
+def check_budget(facts: Reader) -> None:
+    """Raise where what a plan says of its budget is not what `Budget.facts` gives."""
+    for name in (name for name in WORDS if facts.has(name)):
+        facts.number(name, least=0)
+        if name == "fit":
+            facts.integer("batch", least=1)
+            facts.integer("context", least=1)
 
 
 def natural_budget(shape: ModelShape) -> Kind:

@@ -11,6 +11,7 @@ from headwise.files.errors import InputError
 from headwise.files.reading import Reader, read_record
 from headwise.files.writing import record_text, write_text
 from headwise.records.blueprint import Blueprint
+from headwise.records.budget import check_budget
 from headwise.records.change import Change, Pairs, change_class, read_change
 from headwise.records.rendering import Shown
 from headwise.records.shape import DIMS, Dims, LayerShape, ModelShape
@@ -199,6 +200,8 @@ class Plan(Shown):
             {RENAMED.get(key, key) if old else key: value for key, value in reader.mapping(name).items()}
             for name in ("budget", "predicted")
         )
+        if blueprint is None:
+            check_budget(Reader(budget, f"{path}, budget"))
         if blueprint is None and predicted:
             _check_predicted(Reader(budget, f"{path}, budget"), Reader(predicted, f"{path}, predicted"), len(before))
         return cls(
