@@ -155,7 +155,7 @@ def test_models_without_a_cache_go_through_the_whole_line(tmp_path):
     save_tokenizer(tmp_path / "bert")
     (tmp_path / "text.txt").write_text(TEXT)
     texts = [str(tmp_path / "text.txt")]
-    with pytest.raises(InputError, match="no KV cache; use --keep-attention-params"):
+    with pytest.raises(InputError, match="no KV cache; use `keep_attention_params`"):
         run(str(tmp_path / "bert"), tmp_path / "out", Budget("keep_kv", 0.75), texts=texts, **QUICK)
     assert not (tmp_path / "out").exists()
     options = {**QUICK, "texts": texts, "eval_texts": texts, "healing": HealConfig(tokens=256)}

@@ -255,7 +255,7 @@ def test_wrong_calls_say_what_is_possible_and_write_nothing(options, sentence, m
 
 def test_models_without_a_cache_say_so(measured):
     for budget in (Budget("keep_kv", 0.5), Budget("kv_bytes_per_token", 100)):
-        with pytest.raises(InputError, match="no KV cache; use --keep-attention-params"):
+        with pytest.raises(InputError, match="no KV cache; use `keep_attention_params`"):
             plan_for(profile_of(measured, "bert"), budget)
 
 

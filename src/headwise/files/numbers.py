@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from headwise.files.errors import InputError
 
-NUMBER = re.compile(r"(\d+(?:[._]\d+)*|\.\d+)(e-?\d+)? *([a-z%]*)", re.IGNORECASE)
+NUMBER = re.compile(r"(\d+(?:[._]\d+)*|\.\d+)(e-?\d{1,2})? *([a-z%]*)", re.IGNORECASE)
 DIGITS = 20  # no count, size or share needs more, and longer ones would take long to compute
 THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 BINARY = {"": 1, "k": 2**10, "m": 2**20}
@@ -62,7 +62,7 @@ def _value(text: str | float) -> tuple[Fraction, str] | None:
     if isinstance(text, float) and not math.isfinite(text):
         return None
     match = NUMBER.fullmatch(str(text).strip())
-    if match is None or len(match[1]) > DIGITS or len(match[2] or "") > len("e-10"):
+    if match is None or len(match[1]) > DIGITS:
         return None
     try:
         return Fraction(match[1].replace("_", "") + (match[2] or "")), match[3].lower()

@@ -98,7 +98,7 @@ class Budget:
         """The most that `measure` may give after planning for the model of ``shape``."""
         full = self.measure(shape)
         if not full:
-            raise InputError("This model has no KV cache; use --keep-attention-params.")
+            raise InputError("This model has no KV cache; use `keep_attention_params`.")
         return int(Fraction(str(self.amount)) * full) if self.kind in SHARES else int(self.amount)
 
     def refusal(self, shape: ModelShape, feasible: int, terms: str) -> BudgetError:

@@ -46,12 +46,12 @@ def measured_of(change: Widths, layer: LayerShape, statistics: Statistics) -> Ma
     """What a profile holds on a layer that is to get narrower; raises where that does not tell what stays."""
     index = statistics.index
     if change.merges(layer):
-        raise InputError(f"Layer {index} of the plan merges key/value heads: only --method svd does that.")
+        raise InputError(f"Layer {index} of the plan merges key/value heads: only the `method` svd does that.")
     measured = statistics.require()
     if measured["v_fisher"].shape[:2] != (layer.kv_heads, layer.v_dim):
         raise InputError(
             f"Layer {index} of the plan has other key/value heads than were measured once its widths are cut: only "
-            "--method svd does that."
+            "the `method` svd does that."
         )
     return measured
 

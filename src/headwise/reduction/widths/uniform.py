@@ -22,7 +22,7 @@ def uniform_layers(profile: Profile, multiple: int) -> Iterator[tuple[Changes, .
     first = shape.layers[0]
     if len(shapes) > 1 or first.latent or first.norm == "affine" or not all(layer.values for layer in profile.layers):
         raise InputError(
-            "A uniform plan needs layers of one shape whose queries and keys can be cut; leave out --uniform."
+            "A uniform plan needs layers of one shape whose queries and keys can be cut; leave out `uniform`."
         )
     units = [row for layer in profile.layers for row in layer.values["qk_unit_damage"]]
     half = first.rotary // 2

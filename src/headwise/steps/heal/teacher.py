@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -118,6 +119,7 @@ class Memory:
         self._numbers, self._key = length * self.kept, bytes.fromhex(inputs_hash)
         self._size = 6 * self._numbers + SEAL
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, self._file)
 
     def read(self, rows: Tensor) -> Likely | None:
         """Classes and their log-probabilities for all tokens of these windows, if all are known and as written."""
