@@ -32,7 +32,7 @@ def in_shell(command, **options):
 
 def check_demo(output, folder):
     assert "(75.0%)" in output
-    assert "KL from the first, nats" in output
+    assert "KL from the baseline, nats" in output
     assert "Before and after" in (folder / "report.html").read_text(encoding="utf-8")
     for name in ("model", "healed"):
         assert AutoModelForCausalLM.from_pretrained(folder / name) is not None

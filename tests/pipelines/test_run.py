@@ -56,7 +56,7 @@ def test_everything_is_there_and_a_second_run_changes_nothing(place):
     assert "## Scores" in (place / "out" / "model" / "README.md").read_text()
     page = (place / "out" / "report.html").read_text()
     assert "Before and after" in page
-    assert "KL from the first" in page
+    assert "KL from the baseline" in page
     walk(place)
     assert written(place) == before
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from headwise.reduction.plans import plan_for, slider
 from headwise.report.page import render, write_page
 from headwise.report.summary import sentence
 from tests.calls import inspect
+from tests.commands import headwise
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
 
@@ -80,8 +82,8 @@ def test_the_slider_plans_as_the_planner_does(page, profile):
             bars = page.locator(f"#widths [data-kind={kind}]").all()
             shown = [(int(bar.get_attribute("data-groups")), int(bar.get_attribute("data-width"))) for bar in bars]
             assert shown == [(layer.kv_heads, getattr(layer, f"{kind}_dim")) for layer in plan.after(measured.shape)]
-        damage = float(page.inner_text("#loss").split()[0])
-        assert damage == pytest.approx(plan.predicted["loss_increase"], rel=0.02, abs=1e-9)
+        predicted = float(page.inner_text("#loss").split()[0])
+        assert predicted == pytest.approx(plan.predicted["loss_increase"], rel=0.02, abs=1e-9)
         assert f"--keep-kv {keep / 100:g} " in page.inner_text("#command")
     assert page.inner_text("#loss") != before
     # 5 layers x 2 key/value heads x (32 + 32) x 2 bytes at 128 tokens
@@ -132,11 +134,14 @@ def test_windows_have_a_table_for_each_context(browser, tmp_path):
     for context in ("1024", "4096"):
         opened.select_option("#context", context)
         opened.locator("#keep").fill("100")
-        assert f"--keep-kv 1 --context {context}" in opened.inner_text("#command")
+        assert f"--keep-kv 1 --cache-tokens {context}" in opened.inner_text("#command")
         plan = plan_for(measured, Budget("keep_kv", 1.0, int(context)))
         kept = cost_of(measured.shape.planned(plan), int(context)).kv_bytes
         shown, unit = opened.inner_text("#bytes").split()[:2]
         assert unit == "KiB" and float(shown) == pytest.approx(kept / 1024, rel=1e-3)
+    program, *command = shlex.split(opened.inner_text("#command"))
+    done = headwise(*command, cwd=tmp_path / "run")
+    assert program == "headwise" and done.returncode == 0 and "is called" not in done.stderr, done.stderr
     opened.close()
 
 

@@ -47,9 +47,9 @@ def test_the_table_as_markdown():
         "| of these in attention | 400 | 300 (75.0%) |",
         "| KV cache, bytes per token | 512 | 384 (75.0%) |",
         "| perplexity | 20.085 | 21.500 |",
-        "| KL from the first, nats | - | 0.0712 |",
-        "| reads 1,024 tokens, tokens/s | 200 | 220 (1.10x, 1.05 to 1.20) |",
-        "| writes after 1,024, tokens/s | 200 | 50.5 (0.25x, 0.20 to 0.30) |",
+        "| KL from the baseline, nats | - | 0.0712 |",
+        "| prefill of 1,024 tokens, tokens/s | 200 | 220 (1.10x, 1.05 to 1.20) |",
+        "| decode after 1,024, tokens/s | 200 | 50.5 (0.25x, 0.20 to 0.30) |",
         "",
         "Quality on 2,048 tokens in windows of 512 of text.txt. Run in fp32 on cpu, 2 threads. The cache is that of a "
         "real generation in the precision of the weights. Speeds: the first model's is the median of 5 rounds in "

@@ -321,7 +321,13 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     )
     assert code == 0
     saved = Scores.load(tmp_path / "scores.json")
-    for row in ("perplexity", "KL from the first", "reads 16 tokens", "writes after 32", str(tmp_path / "scores.json")):
+    for row in (
+        "perplexity",
+        "KL from the baseline",
+        "prefill of 16 tokens",
+        "decode after 32",
+        str(tmp_path / "scores.json"),
+    ):
         assert row in table
     assert f"{saved.models[1].perplexity:,.3f}" in table
     assert [speed.context for speed in saved.models[1].speed] == [16, 32]

@@ -23,7 +23,7 @@ from headwise.runtime import modeling_headwise, reopen
 SCORES = "## Scores"
 
 
-def card(student: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
+def card(model: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
     """The model card: where the model comes from, how it was made, what it costs, how to open it."""
     reduced = plan.blueprint is None
     base = source if reduced and source and not Path(source).expanduser().exists() else None
@@ -33,10 +33,10 @@ def card(student: PreTrainedModel, plan: Plan, source: str, command: str, facts:
         library_name="transformers",
         tags=["headwise", "pruned", "attention-compression"] if reduced else ["headwise"],
     )
-    shape = shape_of(student)
-    opener, trust, note = type(student).__name__, "", "It is a stock architecture: no custom code."
-    if isinstance(student, modeling_headwise.ReducedModel):
-        own = {"auto_map": auto_map(base_type(student.config), stock_class_of(student))}
+    shape = shape_of(model)
+    opener, trust, note = type(model).__name__, "", "It is a stock architecture: no custom code."
+    if isinstance(model, modeling_headwise.ReducedModel):
+        own = {"auto_map": auto_map(base_type(model.config), stock_class_of(model))}
         opener, trust = reopen.openers(own, opener)[0], ", trust_remote_code=True"
         note = (
             "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "

@@ -1,4 +1,4 @@
-"""Menus: for each part of each layer what it may become, from what the kinds of reduction offer."""
+"""Menus: for each part of each layer what it may become, from the options of all kinds of reduction."""
 
 from __future__ import annotations
 

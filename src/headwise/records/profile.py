@@ -101,7 +101,10 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "entropy": Quantity(("head", "length"), "Entropy of attention rows in nats, mean over the same rows."),
     "first_token": Quantity(("head", "length"), "Share of attention on the first token, mean over the same rows."),
-    "twin": Quantity(("head",), "The head of the same layer whose attention is most alike (itself where it is alone)."),
+    "twin": Quantity(
+        ("head",),
+        "The nearest head: the one of the same layer whose attention is most alike (itself where it is alone).",
+    ),
     "twin_overlap": Quantity(
         ("head",),
         "Share of attention both put on the same keys, sum_j min(a_j, b_j): 1 minus the total variation of their rows.",
@@ -130,11 +133,12 @@ QUANTITIES: dict[str, Quantity] = {
     "coherence": Quantity(
         ("kind",),
         "Squared mask gradients of whole windows over those of their blocks of 128 tokens, for key units, value "
-        "directions and heads: what the damages below were multiplied with (1 where windows are not cut into blocks).",
+        "directions and heads: what the loss increases below were multiplied with (1 where windows are not cut into "
+        "blocks).",
     ),
     "head_damage": Quantity(
         ("head",),
-        "Loss in nats per token that removing the head is predicted to cost (half the Fisher information of its mask; "
+        "Predicted loss increase of removing the head, in nats per token (half the Fisher information of its mask; "
         "labels drawn from the model; half the relative square error of the output for models without a head).",
     ),
     "qk_unit_damage": Quantity(
@@ -209,7 +213,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Prediction against truth: a plan's damage in nats per output as predicted, and as its model measured it.
+    """Prediction against truth: a plan's loss increase in nats per output as predicted, and as its model measured it.
 
     The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
     ``agreement`` is the mean cosine of embeddings, of models without a head.

@@ -1,7 +1,7 @@
 """The kinds of reduction there are: each a package with the same few modules, found by name and imported when needed.
 
 - ``change``: one `Change`, the record that stands in plans;
-- ``options``: ``options(request)``, what a profile lets it offer, and ``predicted_loss(layer, values, change)``;
+- ``options``: ``options(request)``, what it can do to a profiled layer, and ``predicted_loss(layer, values, change)``;
 - ``apply``: ``apply(weights, change, layer, statistics)``, weights in, weights out;
 - ``settle``, if there is one: ``settle(model, plan, statistics, shared=...)``, the plan with nothing left open.
 

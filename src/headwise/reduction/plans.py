@@ -1,4 +1,4 @@
-"""From a profile and a budget to a plan, with what all kinds of reduction offer. Needs no torch."""
+"""From a profile and a budget to a plan, with the options of all kinds of reduction. Needs no torch."""
 
 from __future__ import annotations
 

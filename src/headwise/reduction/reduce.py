@@ -25,7 +25,7 @@ DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
 class Reduced:
     """A reduced model, the plan as it was carried out, and what was refitted.
 
-    ``cut`` and ``refitted`` tell how far it was from the whole model on held-out inputs before and after the last refit
+    ``cut`` and ``refitted`` tell how far it was from the dense model on held-out inputs before and after the last refit
     that was tried, ``distance`` how far it is now; None where none was. A refit that does not bring it nearer is not
     kept.
     """

@@ -13,7 +13,7 @@ from headwise.records.profile import LayerProfile, Profile
 from headwise.records.shape import LayerShape
 from headwise.report.summary import sentence
 
-TWIN = 0.8
+ALIKE = 0.8
 COLUMNS = (
     ("layer", "left"),
     ("qk dims", "right"),
@@ -23,7 +23,7 @@ COLUMNS = (
     ("Jacobian", "right"),
     ("slope", "right"),
     ("1st token", "right"),
-    ("twins", "right"),
+    ("alike", "right"),
     ("condition", "right"),
     ("3/4 qk", "right"),
     ("3/4 v", "right"),
@@ -45,8 +45,9 @@ def print_profile(profile: Profile, console: Console | None = None) -> None:
     console.print(
         "\nMedians over the heads of a layer. dims: hold 90 % of the energy on the text (by the weights alone). "
         f"Ranks as shares of the length, Jacobian (softmax sharpness) and share on the first token at {longest:,} "
-        "tokens. slope: of the Jacobian against length, -1 is 1/L. twins: heads that share 80 % of their attention "
-        "with another. 3/4: predicted loss, in nats per output, of keeping three quarters of the width.",
+        "tokens. slope: of the Jacobian against length, -1 is 1/L. alike: heads that share 80 % of their attention "
+        "with their nearest head. 3/4: predicted loss increase, in nats per output, of keeping three quarters of the "
+        "width.",
         highlight=False,
         style="dim",
     )
@@ -72,17 +73,17 @@ def _cells(layer: LayerProfile, shape: LayerShape) -> list[str]:
         _number(middle("jacobian_mean", -1)),
         _number(median(exponents) if exponents else None, "+.2f"),
         _share(middle("first_token", -1), 1),
-        str(sum(overlap > TWIN for overlap in values["twin_overlap"])),
+        str(sum(overlap > ALIKE for overlap in values["twin_overlap"])),
         _number(conditions[-1] if conditions else None, ".2g"),
         _number(_at_share(values["qk_damage"], 0.75), ".2g"),
         _number(_at_share(values["v_damage"], 0.75), ".2g"),
     ]
 
 
-def _at_share(damage: Sequence[float | None], share: float) -> float | None:
-    """Damage at the nearest possible width not below ``share`` of the full one."""
-    width = math.ceil(share * (len(damage) - 1))
-    return next((value for value in damage[width:] if value is not None), None)
+def _at_share(losses: Sequence[float | None], share: float) -> float | None:
+    """Predicted loss increase at the nearest possible width not below ``share`` of the full one."""
+    width = math.ceil(share * (len(losses) - 1))
+    return next((value for value in losses[width:] if value is not None), None)
 
 
 def _share(value: float | None, whole: float) -> str:

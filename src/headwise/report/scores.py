@@ -49,7 +49,7 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
         ("of these in attention", lambda model: _share(model.attention_parameters, first.attention_parameters)),
         ("KV cache, bytes per token", lambda model: _share(model.cache_bytes_per_token, first.cache_bytes_per_token)),
         ("perplexity", lambda model: _number(model.perplexity, ",.3f")),
-        ("KL from the first, nats", lambda model: _number(model.kl, ".4f")),
+        ("KL from the baseline, nats", lambda model: _number(model.kl, ".4f")),
         ("agreement, mean cosine", lambda model: _number(model.agreement, ".4f")),
         ("agreement, 5th percentile", lambda model: _number(model.agreement_p5, ".4f")),
         ("accuracy", lambda model: _number(model.accuracy, ".1%")),
@@ -61,12 +61,14 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
             (f"{name}: nats per token", [_number(None if part is None else part.loss, ".4f") for part in mine])
         )
         table.append(
-            (f"{name}: KL from the first", [_number(None if part is None else part.kl, ".4f") for part in mine])
+            (f"{name}: KL from the baseline", [_number(None if part is None else part.kl, ".4f") for part in mine])
         )
     for place, speed in enumerate(first.speed):
-        table.append((f"reads {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models]))
+        table.append(
+            (f"prefill of {speed.context:,} tokens, tokens/s", [_rate(m.speed[place].prefill) for m in models])
+        )
         if speed.decode is not None:
-            table.append((f"writes after {speed.context:,}, tokens/s", [_rate(m.speed[place].decode) for m in models]))
+            table.append((f"decode after {speed.context:,}, tokens/s", [_rate(m.speed[place].decode) for m in models]))
     return [(name, cells) for name, cells in table if any(cell != "-" for cell in cells)]
 
 

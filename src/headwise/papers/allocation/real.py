@@ -43,7 +43,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """By layer: means over heads by length and by width, and the damage of each head."""
+    """By layer: means over heads by length and by width, and the predicted loss increase of removing each head."""
     lengths = tuple(SHORTEST * 2**i for i in range((settings.longest // SHORTEST).bit_length()))
     with TemporaryDirectory() as folder:
         model = str(demo_model())
@@ -64,8 +64,8 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
     slopes = np.polyfit(np.log(lengths), np.log(norm).T, 1)[0]
     growth = spread[:, -1] / spread[:, 0]
     narrowest = _thirds(rows[:, 0])
-    damages = {name: _thirds(_values(points, name)) for name in ("qk_damage", "v_damage")}
-    easier = [late < CLEARLY * early for early, late in (narrowest, *damages.values())]
+    increases = {name: _thirds(_values(points, name)) for name in ("qk_damage", "v_damage")}
+    easier = [late < CLEARLY * early for early, late in (narrowest, *increases.values())]
     used = _thirds(np.array([_evenly(heads) for heads in _values(points, "head_damage")]))
     return [
         Verdict(
@@ -85,16 +85,17 @@ def check(points: Sequence[Point[Settings]]) -> list[Verdict]:
             "real-later-layers",
             HELD if all(easier) else CONDITIONAL if any(easier) else FAILED,
             f"first against last third of the layers: attention moved by cutting queries and keys to {widths[0]} "
-            f"dimensions {_against(narrowest, '.3f')}; predicted damage of halving queries and keys "
-            f"{_against(damages['qk_damage'], '.4f')} nats, values {_against(damages['v_damage'], '.4f')} nats a layer",
+            f"dimensions {_against(narrowest, '.3f')}; predicted loss increase of halving queries and keys "
+            f"{_against(increases['qk_damage'], '.4f')} nats, values {_against(increases['v_damage'], '.4f')} nats a "
+            "layer",
             "medians over layers",
         ),
         Verdict(
             "dominant-heads",
             HELD if used[1] < CLEARLY * used[0] else FAILED,
-            f"share of a layer's heads that its damage is spread over, first against last third: "
+            f"share of a layer's heads that its predicted loss increase is spread over, first against last third: "
             f"{_against(used, '.2f')}",
-            "damage of removing each head, predicted; (sum)^2 / sum of squares / heads: 1 if all matter alike",
+            "predicted loss increase of removing each head; (sum)^2 / sum of squares / heads: 1 if all matter alike",
         ),
     ]
 
@@ -118,7 +119,7 @@ def draw(points: Sequence[Point[Settings]]) -> list[Chart]:
             True,
             True,
         ),
-        Chart("SmolLM2-135M: heads of half the width", "layer", "predicted damage, nats", tuple(halved)),
+        Chart("SmolLM2-135M: heads of half the width", "layer", "predicted loss increase, nats", tuple(halved)),
     ]
 
 
@@ -141,8 +142,8 @@ def _thirds(by_layer: np.ndarray) -> tuple[float, float]:
     return float(np.median(by_layer[:third])), float(np.median(by_layer[-third:]))
 
 
-def _evenly(damages: np.ndarray) -> float:
-    return float(damages.sum() ** 2 / (damages**2).sum() / len(damages))
+def _evenly(increases: np.ndarray) -> float:
+    return float(increases.sum() ** 2 / (increases**2).sum() / len(increases))
 
 
 def _against(pair: tuple[float, float], digits: str) -> str:

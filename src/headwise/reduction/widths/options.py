@@ -29,7 +29,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
 
 
 def widths_of(full: int, multiple: int) -> list[int]:
-    """Widths on offer, widest first: the full one, then multiples of ``multiple``."""
+    """Widths to choose from, widest first: the full one, then multiples of ``multiple``."""
     return [full, *reversed(range(multiple, full, multiple))]
 
 

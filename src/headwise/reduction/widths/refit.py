@@ -73,9 +73,9 @@ def refit_model(
     seen: dict[str, Attention] = {}
     with torch.no_grad(), watching(model, seen.__setitem__):
         for stack in dict.fromkeys(stack for stack, _ in blocks):
-            whole, own = Stream(model, everything, stack), Stream(reduced, everything, stack)
+            dense, own = Stream(model, everything, stack), Stream(reduced, everything, stack)
             seen.clear()
-            fitter = _Fitter(whole, own, len(batches), pieces, seen)
+            fitter = _Fitter(dense, own, len(batches), pieces, seen)
             for path in (path for stacked, path in blocks if stacked == stack):
                 progress(done, len(blocks), "refitting")
                 fitter.fit_block([pairs[site.path] for site in sites if site.block_path == path])
@@ -89,26 +89,26 @@ def _only_widths(changes: Changes) -> Widths | None:
 
 
 class _Fitter:
-    """Goes through the blocks of one stack, in the whole model and in the cut one."""
+    """Goes through the blocks of one stack, in the dense model and in the reduced one."""
 
     def __init__(
-        self, whole: Stream, own: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
+        self, dense: Stream, own: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
     ) -> None:
-        self.whole, self.own, self.pieces, self.seen = whole, own, pieces, seen
+        self.dense, self.own, self.pieces, self.seen = dense, own, pieces, seen
         self.measured = measured  # batches that queries are fitted to: what is behind them are beginnings
         self.i = self.j = 0
-        self.tokens = sum(len(x) * x.shape[1] for x in whole.hidden[:measured])
+        self.tokens = sum(len(x) * x.shape[1] for x in dense.hidden[:measured])
 
     def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
         """Fit all attentions of the next block, one after the other, and run on behind it."""
-        numbers = range(len(self.whole.hidden))
+        numbers = range(len(self.dense.hidden))
         kept = [pair for pair in pairs if pair is not None]
-        before, after = list(self.whole.hidden), []  # the stream in front of each attention of the whole model
+        before, after = list(self.dense.hidden), []  # the stream in front of each attention of the dense model
         for place, pair in enumerate(kept):
             asks = self._queries(pair)
             given, after = [], []
             for n in numbers:
-                out, attended = self.whole.run_watched(pair.site.out, self.i, n)
+                out, attended = self.dense.run_watched(pair.site.out, self.i, n)
                 after.append(out)
                 given.append(attended)
                 if asks and n < self.measured:
@@ -123,7 +123,7 @@ class _Fitter:
         if kept:
             self.own.hidden = [self.own.run(self.j, n) for n in numbers]
             self.j += 1
-        self.whole.hidden = after or [self.whole.run(self.i, n) for n in numbers]
+        self.dense.hidden = after or [self.dense.run(self.i, n) for n in numbers]
         self.i += 1
 
     def _queries(self, pair: _Pair) -> _Queries | None:
@@ -155,8 +155,8 @@ class _Queries:
         self, site: Site, layer: LayerShape, change: Widths, new: Site, new_layer: LayerShape, tokens: int
     ) -> None:
         self.site, self.new = site, new
-        whole = keep_heads(read_attention(site, layer.rotary), change, layer)
-        self.w_q, self.b_q = whole.w_q_HKD, whole.b_q_HK
+        dense = keep_heads(read_attention(site, layer.rotary), change, layer)
+        self.w_q, self.b_q = dense.w_q_HKD, dense.b_q_HK
         self.weights = read_attention(new, new_layer.rotary)
         self.heads = kept_heads(change, layer)
         self.stride = max(1, tokens // QUERIES)
@@ -246,7 +246,7 @@ def _rows(angles_BHRP: Tensor, batch: int) -> Tensor:
 def _fit_outputs(
     stream: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
 ) -> None:
-    """Fit the output projection so that stream + attention is what it was in the whole model, ``wanted``.
+    """Fit the output projection so that stream + attention is what it was in the dense model, ``wanted``.
 
     ``earlier`` are the output projections of attentions in front of it in the same block. Tokens count by the inverse
     of their energy: the norm ahead will divide by it, and a few huge ones (the first token of most models) would decide

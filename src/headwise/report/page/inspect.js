@@ -93,7 +93,7 @@ const NAMES = {
   vo_data_dims: "Value dimensions used on the text", vo_weight_dims: "Value dimensions by weights alone",
   jacobian_mean: "Softmax Jacobian norm", jacobian_p95: "Softmax Jacobian norm, 95th percentile", jacobian_exponent: "Exponent of the Jacobian norm in length",
   logit_spread: "Spread of logits", hard_rank: "Hard rank", effective_rank: "Effective rank", numerical_rank: "Numerical rank", stable_rank: "Stable rank",
-  entropy: "Entropy of attention (nats)", first_token: "Share on the first token", twin_overlap: "Overlap with the most similar head",
+  entropy: "Entropy of attention (nats)", first_token: "Share on the first token", twin_overlap: "Overlap with the nearest head",
   cut_rows: "Attention moved when queries and keys are cut", cut_output: "Output error when queries and keys are cut", vo_cut_output: "Output error when values are cut",
   head_damage: "Predicted loss increase of removing the head (nats)",
 };
@@ -188,7 +188,7 @@ function drawHead() {
     [`Jacobian norm at ${longest}`, plain(v.jacobian_mean[h][last]) + (v.jacobian_exponent ? `, falls like length to the power ${plain(v.jacobian_exponent[h])}` : "")],
     [`Entropy, spread of logits at ${longest}`, `${plain(v.entropy[h][last])} nats, ${plain(v.logit_spread[h][last])}`],
     ["On the first token", percent(v.first_token[h][last])],
-    ["Most similar head", `head ${v.twin[h]}, ${percent(v.twin_overlap[h])} of the attention shared`],
+    ["Nearest head", `head ${v.twin[h]}, ${percent(v.twin_overlap[h])} of the attention shared`],
     ["Attention moved / output error when queries and keys are cut", (v.cut_rows?.[h] || []).map((x, i) => `${layer.widths[i]} dims: ${percent(x)} / ${percent(v.cut_output[h][i])}`).join(" · ") || "–"],
     ["Output error when values are cut", (v.vo_cut_output?.[h] || []).map((x, i) => `${layer.v_widths[i]} dims: ${percent(x)}`).join(" · ") || "–"],
     ["Predicted loss increase of removing it", plain(v.head_damage[h]) + " nats"]];
@@ -234,7 +234,7 @@ function drawBudget() {
   }
   const bytes = (numbers) => layers.reduce((sum, layer, l) => sum + 2 * batch * numbers(l, layer) * cached(layer, context), 0);
   if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].cached))} <small>of ${size(bytes((l, layer) => layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
-  const windows = data.budget.tables.length > 1 ? ` --context ${context}` : "";
+  const windows = data.budget.tables.length > 1 ? ` --cache-tokens ${context}` : "";
   $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}` : `--keep-attention-params ${share}`} -o plan.json`;
   drawWidths(chosen);
 }

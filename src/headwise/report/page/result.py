@@ -66,5 +66,5 @@ def _healing(curve: Curve) -> str:
       <text x="{WIDTH - 12}" y="{base + 18}" text-anchor="end">{most:,} tokens</text>
       <polyline points="{line}"/>{dots}
     </svg></div>
-    <p class="hint">{escape(name)} to the whole model on held-out text: {points[0][1]:.4f} when cut,
+    <p class="hint">{escape(name)} from the dense model on held-out text: {points[0][1]:.4f} when cut,
     {points[-1][1]:.4f} at the end; the best of all points is what was saved.</p>"""

@@ -1,4 +1,4 @@
-"""Healing: a reduced model learns from the whole one what the cut has taken, and comes back at its best."""
+"""Healing: a reduced model learns from the dense one what the cut has taken, and comes back at its best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Healing layer by layer: each attention learns what the stream was behind it in the whole model.
+"""Healing layer by layer: each attention learns what the stream was behind it in the dense model.
 
 It learns on the inputs it really gets, behind layers that have learnt already. No gradient leaves the layer, so this is
 cheap: the papers' fine-tuning of student heads, for all heads of a layer at once.

@@ -1,4 +1,4 @@
-"""What the whole model says to a window, and how far the reduced one is from it."""
+"""What the dense model says to a window, and how far the reduced one is from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Likely = tuple[Tensor, Tensor]
 
 
 class Teacher:
-    """The whole model as the one to learn from. ``memory`` keeps what it said for later rounds."""
+    """The dense model as the one to learn from. ``memory`` keeps what it said for later rounds."""
 
     def __init__(self, model: PreTrainedModel, config: HealConfig, bf16: bool, memory: Memory | None) -> None:
         self.model, self.config, self.memory = model.requires_grad_(False), config, memory
@@ -52,13 +52,13 @@ class Teacher:
             total = mean_divergence_of_likely(classes_NK, logs_NK, _outputs(predicted, seen), config.temperature)
         else:
             with torch.no_grad():
-                whole = self._run(self.model, inputs)
-            wanted = main_output(whole)[0]
+                dense = self._run(self.model, inputs)
+            wanted = main_output(dense)[0]
             total = _distance(_outputs(wanted, seen), _outputs(predicted, seen), classes, config.temperature)
             if self.memory is not None and classes:
                 self.memory.write(rows, wanted, config.temperature)
             if config.hidden:
-                total = total + config.hidden * _hidden_error(whole, outputs)
+                total = total + config.hidden * _hidden_error(dense, outputs)
         if config.next_token:
             total = total + config.next_token * _next_token(predicted, inputs)
         return total
@@ -176,9 +176,9 @@ def _relative_error(wanted: Tensor, predicted: Tensor) -> Tensor:
     return (predicted.float() - wanted.float()).square().sum() / wanted.float().square().sum()
 
 
-def _hidden_error(whole: Any, outputs: Any) -> Tensor:
+def _hidden_error(dense: Any, outputs: Any) -> Tensor:
     """Mean relative error of hidden states; where blocks are gone only the last, which both have."""
-    wanted, predicted = whole.hidden_states, outputs.hidden_states
+    wanted, predicted = dense.hidden_states, outputs.hidden_states
     if len(wanted) != len(predicted):
         wanted, predicted = wanted[-1:], predicted[-1:]
     return torch.stack([_relative_error(*pair) for pair in zip(wanted, predicted, strict=True)]).mean()

@@ -1,4 +1,4 @@
-"""From running sums to a profile: spectra, ranks, exponents, damage, and the tensors that planning takes up."""
+"""From running sums to a profile: spectra, ranks, exponents, predicted loss increases, and tensors for planning."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _conditioning(sums: Sums, layer: LayerShape, lengths: tuple[int, ...]) -> di
 
 
 def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
-    """Half the Fisher information of every mask, and curves of damage against width."""
+    """Half the Fisher information of every mask, and curves of the predicted loss increase against width."""
     together = {kind: coherence(sums, kind) for kind in MASKS}
     qk_GU, v_GV, heads_H1 = (
         sums.mean(f"{kind}_fisher").diagonal(dim1=-2, dim2=-1) / 2 * together[kind] for kind in MASKS
