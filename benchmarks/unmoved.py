@@ -1,7 +1,7 @@
 """Whether a change of the code moves a number: hashes of all that `headwise run` wrote, to compare across versions.
 
     headwise run MODEL ... -o FOLDER          (with the code before, with the code after)
-    python benchmarks/numbers.py LABEL NAME=FOLDER ... [-o results/numbers.json]
+    python benchmarks/unmoved.py LABEL NAME=FOLDER ... [-o results/unmoved.json]
 
 Hashed are the numbers, not the files: quantities and checks of the profile, every tensor beside it, what each layer of
 the plan keeps and what was predicted, every weight of the reduced and the healed model, all scores but speeds. The
@@ -72,7 +72,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("label", help="of the code that made the folders")
     parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results/numbers.json"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("results/unmoved.json"))
     args = parser.parse_args()
     content = json.loads(args.output.read_text()) if args.output.exists() else {}
     content[args.label] = {name: numbers(Path(folder)) for name, _, folder in (run.partition("=") for run in args.runs)}
