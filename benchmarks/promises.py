@@ -46,12 +46,12 @@ MELS, FRAMES, WORDS, LONGEST = 16, 200, 12, 16
 SUM = [{"role": "user", "content": "What is 7 + 5?"}]
 
 
-def row_of(name, args, source, budget, texts, *, measured_at=512, inspect_texts=(), **options):
+def row_of(name, args, source, budget, texts, *, measured_at=512, inspect_texts=(), context=None):
     """Promise and measurements of one calibration of one model; ``texts`` to measure on, by name."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        config = InspectConfig(tokens=args.tokens, seed=SEED)
-        profile = inspect_folder(source, Path(folder) / "run", texts=inspect_texts, config=config, **options)
+        config = InspectConfig(tokens=args.tokens, context=context, seed=SEED)
+        profile = inspect_folder(source, Path(folder) / "run", texts=inspect_texts, config=config)
         tensors = load_file(Path(folder) / "run" / "profile.safetensors")
     plan = plan_for(profile, budget)
     model = open_model(source).float()
