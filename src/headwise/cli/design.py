@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli.options import AsJson
+from headwise.cli.progress import as_flags
 from headwise.files.writing import check_file
 from headwise.records.settings import DesignConfig
 
@@ -28,7 +29,6 @@ def design(
     as_json: AsJson = False,
 ) -> None:
     """Propose shapes for a model that does not exist yet, all of the same size, the usual one among them."""
-    from headwise.cli import as_flags
     from headwise.report.designs import print_design
     from headwise.report.page.design import write_design_page
     from headwise.steps.design import propose, request_of

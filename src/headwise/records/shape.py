@@ -7,14 +7,12 @@ Letters used across the package (capital suffixes on tensor names):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-
-if TYPE_CHECKING:
-    from headwise.records.plan import Plan
 
 Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
@@ -165,6 +163,17 @@ class LayerShape:
         return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
 
 
+class Reshaping(Protocol):
+    """What says of every layer of a model what becomes of it: a plan."""
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise where it was made for another model."""
+
+    def after(self, shape: ModelShape) -> Sequence[LayerShape | None]:
+        """Each layer as it comes out; None: its block is dropped."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A whole model: its attention layers in order and everything around them.
@@ -211,7 +220,7 @@ class ModelShape:
         decoder = [i for i, layer in enumerate(self.layers) if layer.cache == "tokens"]
         return decoder or [i for i, layer in enumerate(self.layers) if layer.cache == "none"]
 
-    def planned(self, plan: Plan) -> ModelShape:
+    def planned(self, plan: Reshaping) -> ModelShape:
         """The shape of this model after ``plan``; raises where the plan was made for another model."""
         plan.check(self)
         return replace(self, layers=tuple(layer for layer in plan.after(self) if layer is not None))
