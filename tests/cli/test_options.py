@@ -62,6 +62,8 @@ def test_old_names_work_with_a_note():
     assert renamed(["plan", "x", "--max-damage=0.02"])[0] == ["plan", "x", "--max-loss-increase=0.02"]
     assert renamed(["plan", "x", "--context", "64"])[0] == ["plan", "x", "--cache-tokens", "64"]
     assert renamed(["cost", "x", "--context", "64"]) == (["cost", "x", "--context", "64"], [])
+    arguments, notes = renamed(["plan", "x", "--dtype", "fp32"])
+    assert arguments == ["plan", "x", "--dtype", "fp32"] and "--cache-dtype" in notes[0]
     done = headwise("cost", "nowhere/at/all", "--dtype", "fp8")
     assert "--dtype is called --cache-dtype now" in done.stderr and done.returncode == 2
 

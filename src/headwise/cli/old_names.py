@@ -12,6 +12,8 @@ def renamed(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for argument, value in zip(arguments, following, strict=True):
         flag, equals, own = argument.partition("=")
         name = _current(arguments[0], flag, own if equals else value)
+        if (arguments[0], flag) == ("plan", "--dtype"):
+            notes.append("--dtype is the precision to run in now; --cache-dtype says what bytes are counted in.")
         if name != flag:
             notes.append(f"{flag} is called {name} now; the old name goes with the next release.")
         current.append(f"{name}{equals}{own}")
