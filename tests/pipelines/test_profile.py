@@ -11,7 +11,6 @@ from headwise.files.errors import InputError
 from headwise.pipelines.profile import inspect, inspect_folder
 from headwise.records.settings import InspectConfig, OpenConfig
 from headwise.steps.check import check
-from headwise.steps.inspect import inspect_model
 from tests.commands import headwise
 from tests.tiny import tiny
 from tests.tokens import save_tokenizer
@@ -54,8 +53,8 @@ def test_in_memory_as_in_a_folder(place, tmp_path, name):
     assert folder.checks and same(profile, folder) and profile.text["name"] == "1 text"
     assert model.training and all(torch.equal(tensor, before[each]) for each, tensor in model.state_dict().items())
     assert model.dtype == (torch.bfloat16 if name == "llama" else torch.float32)
-    assert same(check(model, inspect_model(model, tokenizer, text=TEXT, config=SMALL)), folder)
-    assert not inspect(model, tokenizer, text=TEXT, config=SMALL, checks=False).checks
+    unchecked = inspect(model, tokenizer, text=TEXT, config=SMALL, checks=False)
+    assert not unchecked.checks and same(check(model, unchecked), folder)
     assert same(inspect(source, text=place / "text.txt", config=SMALL), folder)
 
 

@@ -99,39 +99,14 @@ class Measurement:
         progress(total, total, "writing")
 
 
-def inspect_model(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    text: Any = None,
-    inputs: Any = None,
-    config: InspectConfig | None = None,
-    reading: ReadConfig | None = None,
-    opening: OpenConfig | None = None,
-    progress: Progress = silent,
-) -> Profile:
-    """The profile of a model in memory (or at a folder or Hub id), unchecked. The model is left as it was.
-
-    ``text`` is what `texts_of` takes, by default the text that comes with headwise, with dialogues for models that
-    chat; ``inputs`` are a folder of pictures, a .npz file or a list of batches as the model takes them. ``opening``
-    says where and in which precision to run; by default on the device the model is on.
-    """
-    with prepared(
-        Loaded.of(model, tokenizer, opening),
-        text=text,
-        inputs=inputs,
-        config=config or InspectConfig(),
-        reading=reading or ReadConfig(),
-        opening=opening,
-    ) as measurement:
-        return measurement.take(progress)
-
-
 @contextmanager
 def prepared(
     loaded: Loaded, *, text: Any, inputs: Any, config: InspectConfig, reading: ReadConfig, opening: OpenConfig | None
 ) -> Generator[Measurement, None, None]:
-    """A measurement that can be taken while the block lasts; after it the model is as it was. See `inspect_model`."""
+    """A measurement that can be taken while the block lasts; after it the model is as it was.
+
+    ``text`` and ``inputs`` are what `headwise.inspect` takes.
+    """
     if config.tokens < 1:
         raise InputError(f"{config.tokens} tokens are asked for; at least 1 is needed.")
     if text is not None and inputs is not None:
