@@ -47,6 +47,7 @@ def plan_within(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
     progress: Progress = silent,
@@ -69,6 +70,7 @@ def plan_within(
         multiple=multiple,
         protect=protect,
         uniform=uniform,
+        cache=cache,
         context=context,
         dtype=dtype,
         where=str(folder),
@@ -91,6 +93,7 @@ def search_plan(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
     where: str = "The profile",
@@ -105,7 +108,7 @@ def search_plan(
         raise InputError(f"{loaded.name} is no longer the model that {where} is a profile of.")
     check_measured(profile, where, loaded.name, loaded.fingerprint())
     check_profile_inputs(loaded.model, profile.tensors)
-    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
+    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform, "cache": cache}
     with running(loaded.model, loaded.opening(opening)):
         unseen = _measured_on(loaded, profile, text, reading or ReadConfig())
         return _bisect(loaded, profile, bound, unseen, options, context, dtype, progress)
