@@ -1,0 +1,196 @@
+"""One layer of a packed cache: bytes in blocks that grow, first tokens kept whole.
+
+Self-contained: it travels with a model.
+
+Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.cache_utils import CacheLayerMixin
+
+from .packed_attention import Reader, read_shape
+from .packing import LayerCodes, Layout, encode, reading
+from .slots import BLOCK, CHUNK
+
+
+class PackedLayer(CacheLayerMixin):
+    """Packed keys and values of one layer. `update` only takes them; `store` packs them, once positions are known."""
+
+    is_sliding, is_croppable = False, True
+
+    def __init__(self, cache: Any, codes: LayerCodes, pairs: torch.Tensor | None) -> None:
+        super().__init__()
+        self.cache, self.codes, self.pairs = cache, codes, pairs
+        self.heads, self.key_width = codes.key_bits.shape
+        self.value_width = codes.value_bits.shape[1]
+        self.blocks: list[torch.Tensor] = []
+        self.length, self.past, self.pending = 0, 0, None
+
+    def lazy_initialization(self, key_states, value_states) -> None:
+        """Lay out bytes for keys and values like these."""
+        shapes = [tuple(t.shape[i] for i in (1, 3)) for t in (key_states, value_states)]
+        if shapes != [(self.heads, self.key_width), (self.heads, self.value_width)]:
+            raise ValueError(
+                f"The codes are for {self.heads} heads of {self.key_width} and {self.value_width} coordinates; "
+                f"keys and values come as {shapes[0]} and {shapes[1]}: they are another model's."
+            )
+        self.device, self.dtype = key_states.device, key_states.dtype
+        rope, codes = self.cache.rope, self.codes
+        self.codes = codes = LayerCodes(**{name: getattr(codes, name).to(self.device) for name in vars(codes)})
+        self.layout = Layout(codes.bits, self.device)
+        count = self.heads * self.key_width
+        pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
+        self.pairs = pairs.to(self.device).expand(self.heads, -1)
+        self.turning = rope.cos, rope.sin, self.pairs
+        self.order = None
+        if self.cache.spec.interleaved:
+            turned = torch.arange(2 * self.pairs.shape[1]).view(-1, 2).T.flatten()
+            self.order = torch.cat((turned, torch.arange(len(turned), self.key_width))).to(self.device)
+        self.keys_reader = self._reader(slice(0, count), codes.key_bits, codes.key_levels, codes.key_gain)
+        self.values_reader = self._reader(slice(count, None), codes.value_bits, codes.value_levels, codes.value_gain)
+        if self.order is not None:
+            self.keys_reader = self.keys_reader.ordered(self.order)
+        room = key_states.shape[0], self.heads, self.cache.spec.whole
+        self.whole_keys = key_states.new_zeros(*room, self.key_width)
+        self.whole_values = value_states.new_zeros(*room, self.value_width)
+        self.is_initialized = True
+
+    def _reader(self, part, bits, levels, gain):
+        offset, scale, cubic, step = reading(bits, levels, gain)
+        rows, masks, worth = (t[:, part].view(2, *bits.shape) for t in self.layout.fields)
+        return Reader(rows, masks, worth * step, cubic, scale, offset)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Take new keys and values; the keys that come back know this layer, for `packed_attention` to find."""
+        if self.pending is not None:
+            raise ValueError(
+                "The model's attention did not read the packed keys it was given: pass fused=False to PackedCache, "
+                "which unpacks the whole cache at every step."
+            )
+        if not self.length:
+            self.lazy_initialization(key_states, value_states)
+        self.pending = key_states, value_states
+        if self.cache.fused:
+            key_states.packed_layer = self
+            return key_states, value_states
+        past = self.store(None, None)
+        return self.unpacked() if past else (key_states, value_states)
+
+    def store(self, positions, mask) -> int:
+        """Pack what `update` took; returns how many tokens were there before."""
+        if self.pending is None:
+            return self.past
+        (keys, values), self.pending = self.pending, None
+        self.past, tokens = self.length, keys.shape[2]
+        this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
+        if self.past < this.whole_ends:
+            self._keep_whole(keys, values)
+        keys = self._turn(keys.float(), None if this.unturn is None else this.unturn[:, :, self.pairs].transpose(1, 2))
+        codes = self.codes
+        key_codes = encode(keys.transpose(1, 2), codes.key_bits, codes.key_levels).flatten(2)
+        value_codes = encode(values.transpose(1, 2), codes.value_bits, codes.value_levels).flatten(2)
+        self._append(self.layout.pack(torch.cat((key_codes, value_codes), dim=2).transpose(1, 2)))
+        return self.past
+
+    def _turn(self, keys, phases):
+        """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (B, G, T, P)."""
+        if phases is None:
+            return keys
+        count = self.pairs.shape[1]
+        keys = keys if self.order is None else keys[..., self.order]
+        turned = torch.complex(keys[..., :count], keys[..., count : 2 * count]) * phases
+        keys = torch.cat((turned.real, turned.imag, keys[..., 2 * count :]), dim=-1)
+        return keys if self.order is None else keys[..., self.order.argsort()]
+
+    def _keep_whole(self, keys, values) -> None:
+        index = self.cache.padding[:, None] + torch.arange(self.cache.spec.whole, device=self.device) - self.past
+        fresh = ((index >= 0) & (index < keys.shape[2]))[:, None, :, None]
+        index = index.clamp(0, keys.shape[2] - 1)[:, None, :, None]
+        for new, kept in ((keys, self.whole_keys), (values, self.whole_values)):
+            kept.copy_(torch.where(fresh, new.gather(2, index.expand_as(kept)), kept))
+
+    def _append(self, packed) -> None:
+        while packed.shape[-1]:
+            number, start = divmod(self.length, BLOCK)
+            count = min(packed.shape[-1], BLOCK - start)
+            room = -(-(start + count) // CHUNK) * CHUNK
+            if number == len(self.blocks):
+                self.blocks.append(packed.new_zeros(*packed.shape[:2], room))
+            elif self.blocks[number].shape[-1] < room:
+                self.blocks[number] = F.pad(self.blocks[number], (0, room - self.blocks[number].shape[-1]))
+            self.blocks[number][..., start : start + count] = packed[..., :count]
+            self.length += count
+            packed = packed[..., count:]
+
+    @property
+    def packed(self):
+        """All bytes (B, R, T)."""
+        return torch.cat(self.blocks, dim=-1)[..., : self.length]
+
+    def fill(self, packed, whole_keys, whole_values) -> None:
+        """Take what was saved of another layer."""
+        self.lazy_initialization(whole_keys, whole_values)
+        if packed.shape[:2] != (len(whole_keys), max(self.layout.rows, 1)) or packed.dtype != torch.uint8:
+            raise ValueError(f"{packed.shape[1]} bytes a token, not {self.layout.rows}")
+        self._append(packed)
+        self.whole_keys, self.whole_values = whole_keys, whole_values
+
+    def unpacked(self):
+        """All keys (B, G, T, K) and values (B, G, T, V) as the model would have them."""
+        readers, packed = (self.keys_reader, self.values_reader), self.packed
+        keys, values = (
+            r.offset[..., None] + r.scale[..., None] * read_shape(packed, r.rows, r.masks, r.steps, r.cubic)
+            for r in readers
+        )
+        keys, values, rope = keys.transpose(-1, -2), values.transpose(-1, -2), self.cache.rope
+        if self.order is not None:
+            keys = keys[..., self.order.argsort()]
+        if self.pairs.shape[1]:
+            slots = torch.arange(self.length, device=self.device) - self.cache.ahead[:, None]
+            keys = self._turn(keys, rope.phases(slots)[self.pairs].permute(2, 0, 3, 1) * rope.scale)
+        for j in range(self.cache.spec.whole):
+            index = self.cache.padding + j
+            rows = (index < self.length).nonzero().flatten()
+            keys[rows, :, index[rows]] = self.whole_keys[rows, :, j].float()
+            values[rows, :, index[rows]] = self.whole_values[rows, :, j].float()
+        return keys.to(self.dtype), values.to(self.dtype)
+
+    def get_seq_length(self) -> int:
+        """Tokens stored, and those that are about to be."""
+        return self.length + (0 if self.pending is None else self.pending[0].shape[2])
+
+    def get_max_length(self) -> int:
+        """None: it grows."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Slots that a mask must cover, and the first of them."""
+        return self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget as many of the last tokens (a negative number), or all but so many (a positive one)."""
+        length = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
+        self.length = max(length, 0)
+        del self.blocks[-(-self.length // BLOCK) :]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.blocks, self.length, self.past, self.pending, self.is_initialized = [], 0, 0, None, False
+
+    def rearrange(self, change) -> None:
+        """Apply ``change`` to the rows of everything."""
+        if self.is_initialized:
+            self.blocks = [change(block) for block in self.blocks]
+            self.whole_keys, self.whole_values = change(self.whole_keys), change(self.whole_values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bits and levels and of what is stored."""
+        size = self.codes.parameter_bytes
+        if self.length:
+            whole = min(self.length, self.cache.spec.whole) * self.heads * (self.key_width + self.value_width)
+            size += len(self.blocks[0]) * (self.length * self.layout.rows + whole * self.dtype.itemsize)
+        return size
