@@ -193,8 +193,8 @@ def commit() -> str:
 
 
 def arguments(methods: Iterable[str]) -> argparse.ArgumentParser:
-    """What a measurement of losses is told."""
-    parser = argparse.ArgumentParser()
+    """What a measurement of losses is told; for other parsers to take over."""
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("model", help='a folder, or "smollm2" for the model of the demo')
     parser.add_argument("--text", type=Path, required=True, help="to evaluate on")
     parser.add_argument("--calibration", type=Path, help="text for methods that look at some")
@@ -243,8 +243,7 @@ def measure(args: argparse.Namespace, methods: Mapping[str, Factory]) -> None:
 
 
 def main() -> None:
-    parser = arguments(METHODS)
-    parser.description = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[arguments(METHODS)])
     measure(parser.parse_args(), METHODS)
 
 
