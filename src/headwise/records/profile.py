@@ -227,13 +227,14 @@ class Check:
     """Prediction against truth: a plan's loss increase in nats per output as predicted, and as its model measured it.
 
     The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
-    ``agreement`` is the mean cosine of embeddings, of models without a head.
+    ``agreement`` is the mean cosine of embeddings, of models without a head. ``rounded``: of plans that round the cache.
     """
 
     predicted: float
     measured: float
     parts: Mapping[str, float] = field(default_factory=dict)
     agreement: float | None = None
+    rounded: bool = False
 
     @classmethod
     def read(cls, row: Reader) -> Check:
@@ -241,7 +242,8 @@ class Check:
         row.only(*(item.name for item in fields(cls)))
         parts = {name: row.child("parts").number(name) for name in row.mapping("parts")}
         agreement = row.number("agreement") if row.has("agreement") else None
-        return cls(row.number("predicted"), row.number("measured"), parts, agreement)
+        rounded = row.has("rounded") and row.flag("rounded")
+        return cls(row.number("predicted"), row.number("measured"), parts, agreement, rounded)
 
 
 @dataclass(frozen=True, slots=True)

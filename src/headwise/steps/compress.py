@@ -166,7 +166,8 @@ def _reduce(
         "cut": reduced.cut,
         "refitted": reduced.refitted,
     }
-    return reduced.model, Origin(replace(reduced.plan, fingerprint=weights), facts=facts), notes
+    made = replace(reduced.plan, fingerprint=weights)
+    return reduced.model, Origin(made, facts=facts, codes=reduced.codes), notes
 
 
 def read_pieces(text: str) -> tuple[Piece, ...]:

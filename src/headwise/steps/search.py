@@ -28,6 +28,7 @@ from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.placement import place, running
+from headwise.tracing.rounding import rounding
 from headwise.tracing.scoring import predicts_next, text_losses
 
 STEPS = 64  # the share is found to 1/64
@@ -149,9 +150,9 @@ def _bisect(
         except BudgetError:
             too_small = tried
             continue
-        measured = loss_increase(
-            reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto").model
-        )
+        reduced = reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto")
+        with rounding(reduced.model, reduced.codes):
+            measured = loss_increase(reduced.model)
         least = min(least, measured)
         if measured <= bound:
             fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": measured})

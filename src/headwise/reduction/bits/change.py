@@ -24,6 +24,7 @@ class Bits(Change):
 
     kind: ClassVar[str] = "bits"
     order: ClassVar[int] = 60
+    exact: ClassVar[bool] = True
     keys: Digits
     values: Digits
 

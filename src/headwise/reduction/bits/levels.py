@@ -33,7 +33,7 @@ def bits_of(plan: Plan) -> list[Bits | None]:
 
 
 def fit_cache(
-    model: PreTrainedModel, plan: Plan, batches: Sequence[Batch], fingerprint: str = "", progress: Progress = silent
+    model: PreTrainedModel, plan: Plan, batches: Sequence[Batch], *, progress: Progress = silent
 ) -> CacheSpec | None:
     """The levels of every packed layer of ``model``, which ``plan`` made, fitted to ``batches``; None without any."""
     packed = {site.path: (site, bits) for site, bits in zip(sites_of(model), bits_of(plan), strict=True) if bits}
@@ -48,7 +48,7 @@ def fit_cache(
         for path, (keys, values) in samples.items():
             site, bits = packed[path]
             layers[int(site.module.layer_idx)] = _codes(bits, keys, values)
-    return CacheSpec(layers, WHOLE, rotary_width(model), False, fingerprint)
+    return CacheSpec(layers, WHOLE, rotary_width(model))
 
 
 def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[Batch]) -> dict[str, list[Tensor]]:
