@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 from alternatives import ALTERNATIVES, SEED, Alternative
+from coordinates import OURS
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -85,7 +86,7 @@ def uncalibrated(alternative: Callable[[PreTrainedModel], Alternative]) -> Facto
 
 
 # A method is one more entry: from the dense model and what it may be calibrated on to its quantiser.
-METHODS: dict[str, Factory] = {name: uncalibrated(each) for name, each in ALTERNATIVES.items()}
+METHODS: dict[str, Factory] = {**{name: uncalibrated(each) for name, each in ALTERNATIVES.items()}, **OURS}
 
 
 @contextmanager
