@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from headwise.runtime.cache import CacheSpec, round_trip
+from headwise.runtime.cache import CacheSpec, LayerCodes, round_trip
 from headwise.runtime.modeling_headwise import grouped_attention
 from headwise.tracing.turns import turning
 
@@ -32,16 +34,20 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(before, grouped_attention)
     name = f"headwise_rounded_{next(NUMBERS)}"
 
+    placed: dict[int, LayerCodes] = {}
+
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
-        codes = cache.layers.get(int(module.layer_idx))
-        if codes is not None:
-            pairs = getattr(module, "rope_pairs", None)
-            keys = turns.back(k, pairs).transpose(1, 2)
-            rounded = round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2)
-            values = round_trip(v.transpose(1, 2), codes.value_bits, codes.value_levels, codes.value_gain)
+        number = int(module.layer_idx)
+        if number in cache.layers:
+            if number not in placed:
+                placed[number] = _on(cache.layers[number], k.device)
+            codes, pairs = placed[number], getattr(module, "rope_pairs", None)
+            keys = turns.back(k.float(), pairs).transpose(1, 2)
+            keys = round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2)
+            values = v.float().transpose(1, 2)
+            values = round_trip(values, codes.value_bits, codes.value_levels, codes.value_gain).transpose(1, 2)
             first = _first(kwargs.get("position_ids"), k, cache.whole)
-            k = k.where(first, turns.on(rounded, pairs))
-            v = v.where(first, values.transpose(1, 2))
+            k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
         return backend(module, q, k, v, mask, **kwargs)
 
     attend.any_width = getattr(backend, "any_width", False)  # pyrefly: ignore[missing-attribute]
@@ -57,8 +63,12 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
         del AttentionMaskInterface._global_mapping[name]
 
 
+def _on(codes: LayerCodes, device: torch.device) -> LayerCodes:
+    return LayerCodes(*(getattr(codes, each.name).to(device) for each in fields(codes)))
+
+
 def _first(positions: Tensor | None, k_BGTK: Tensor, whole: int) -> Tensor:
     """Where tokens are the first of their sequence, broadcastable to keys."""
     if positions is None:
-        positions = k_BGTK.new_ones(1, k_BGTK.shape[2]).cumsum(-1) - 1
+        positions = torch.arange(k_BGTK.shape[2], device=k_BGTK.device)[None]
     return (positions < whole)[:, None, :, None]
