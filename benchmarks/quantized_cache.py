@@ -10,7 +10,9 @@ treats a prompt; scales count 16 bits each, as in a model of 16 bits. Decoding: 
 one process, medians over tokens; ratios are to DynamicCache. Every ``residual_length`` tokens such a cache quantises
 all it holds anew: "milliseconds" is a token in between, "requantising" that work spread over those tokens (timed once,
 while the cache is filled), and the second ratio counts both. The caches are filled with random numbers; only how soon
-hqq stops improving its scales may depend on them.
+hqq stops improving its scales may depend on them. On Linux, decode with MALLOC_MMAP_THRESHOLD_=4294967296 and
+MALLOC_TRIM_THRESHOLD_=17179869184 in the environment: otherwise the C library may give large temporaries back to the
+system at every step, and times differ from run to run by a factor of two and more.
 """
 
 from __future__ import annotations
