@@ -15,7 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise.runtime.cache import CacheSpec, LayerCodes, round_trip
-from headwise.runtime.modeling_headwise import grouped_attention
+from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
 from headwise.tracing.turns import turning
 
 NUMBERS = itertools.count()
@@ -48,9 +48,11 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
             values = round_trip(values, codes.value_bits, codes.value_levels, codes.value_gain).transpose(1, 2)
             first = _first(kwargs.get("position_ids"), k, cache.whole)
             k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
-        return backend(module, q, k, v, mask, **kwargs)
+        if k.shape[-1] == v.shape[-1] or getattr(backend, "any_width", False):
+            return backend(module, q, k, v, mask, **kwargs)
+        return padded_attention(backend, module, q, k, v, mask, **kwargs)
 
-    attend.any_width = getattr(backend, "any_width", False)  # pyrefly: ignore[missing-attribute]
+    attend.any_width = True  # pyrefly: ignore[missing-attribute]
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
     model.set_attn_implementation(name)

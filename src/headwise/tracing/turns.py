@@ -20,6 +20,7 @@ class Turns:
     def __init__(self) -> None:
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
+        self.unknown = ""
 
     def back(self, k_BGTK: Tensor, pairs_GP: Tensor | None) -> Tensor:
         """Keys as they were before they were turned."""
@@ -41,6 +42,8 @@ class Turns:
         return grad_BGTK if cos is None or sin is None else rotate(grad_BGTK, cos, -sin)
 
     def _for(self, x: Tensor, pairs_GP: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if self.unknown:
+            raise InputError(f"The rotary module {self.unknown} of this model gives something else than angles.")
         if self.cos is None or self.sin is None:
             return None, None
         if pairs_GP is None:
@@ -70,9 +73,10 @@ def turning(model: PreTrainedModel) -> Generator[Turns, None, None]:
         return
 
     def see(module: Any, inputs: Any, output: Any) -> None:
-        if not isinstance(output, tuple) or len(output) != 2:  # noqa: PLR2004 - cosines and sines
-            raise InputError(f"The rotary module {type(module).__name__} of this model gives something else than angles.")
-        turns.cos, turns.sin = output
+        if isinstance(output, tuple) and len(output) == 2:  # noqa: PLR2004 - cosines and sines
+            turns.cos, turns.sin = output
+        else:
+            turns.unknown = type(module).__name__
 
     handle = rotary.register_forward_hook(see)
     try:

@@ -52,7 +52,7 @@ def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change)
 
 
 def _fillings(losses: Sequence[float], widths: Sequence[int]) -> Iterator[tuple[list[int], float]]:
-    """Bits of all coordinates and the loss they cost, from all at the most bits down to none."""
+    """Bits of all coordinates and the loss they cost, from all at the most bits down to hardly any."""
     steps = [(low, high, (COST[low] - COST[high]) / (high - low)) for low, high in pairwise(widths)]
     moves = sorted((loss * rate, place, low, high) for place, loss in enumerate(losses) for low, high, rate in steps)
     bits = [widths[-1]] * len(losses)
@@ -63,7 +63,6 @@ def _fillings(losses: Sequence[float], widths: Sequence[int]) -> Iterator[tuple[
             yield bits.copy(), spent
         bits[place] = low
         spent += losses[place] * (COST[low] - COST[high])
-    yield bits, spent
 
 
 def _change(layer: LayerShape, bits: Sequence[int]) -> Bits:
