@@ -40,8 +40,8 @@ class Rope:
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
     def as_model(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotations (..., P) of ``positions``, rounded as the model rounds them."""
-        angles = positions.unsqueeze(-1).float() * self.frequencies
+        """Rotations (P, ...) of ``positions``, rounded as the model rounds them."""
+        angles = self.frequencies.view(-1, *[1] * positions.ndim) * positions.float()
         return torch.polar(torch.ones_like(angles), angles)
 
 
@@ -101,13 +101,13 @@ class Pass:
 
     @cached_property
     def turn(self):
-        """Rotations (B, P) from positions to slots."""
-        return self.cache.rope.phases(self.cache.ahead).T if self.turned else None
+        """Rotations (P, B) from positions to slots."""
+        return self.cache.rope.phases(self.cache.ahead) if self.turned else None
 
     @cached_property
     def phases(self):
-        """Rotations (P, chunks) of the first slots of all chunks."""
-        return self.cache.rope.phases(torch.arange(0, self.slots, CHUNK, device=self.device))
+        """Rotations (P, chunks) back by the first slots of all chunks."""
+        return self.cache.rope.phases(-torch.arange(0, self.slots, CHUNK, device=self.device))
 
     @property
     def slots(self) -> int:
