@@ -48,3 +48,79 @@ def test_fine_codes_generate_what_no_codes_do(name):
     numbers = shape["heads"] * 16
     expected = 3 * (7 * numbers + 36 + length * numbers + numbers * 4)
     assert cache.nbytes == expected
+
+
+def reference(model, spec, ids, tokens=12):
+    """Greedy tokens with all keys and values unpacked at every step."""
+    return model.generate(
+        ids, past_key_values=PackedCache(model, spec, fused=False), **{**GREEDY, "max_new_tokens": tokens}
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_left_padding_changes_nothing(name):
+    model, spec = tiny(name), random_spec(**SHAPES[name])
+    long, short = prompt(1, 9), prompt(1, 4) + 1
+    ids = torch.cat((long, torch.cat((torch.zeros(1, 5, dtype=torch.long), short), dim=1)))
+    mask = (ids != 0).long()
+    both = model.generate(ids, attention_mask=mask, past_key_values=PackedCache(model, spec), **GREEDY)
+    for row, alone in zip(both, (long, short)):
+        assert torch.equal(row[9:], reference(model, spec, alone)[0, alone.shape[1] :])
+
+
+def test_chunked_prefill_with_padding_reads_what_each_row_reads_alone():
+    model, spec = tiny("llama"), random_spec()
+    short = prompt(1, 4) + 1
+    ids = torch.cat((prompt(1, 12), torch.cat((torch.zeros(1, 8, dtype=torch.long), short), dim=1)))
+    mask, parts = (ids != 0).long(), (5, 5, 2)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache, alone, done = PackedCache(model, spec), PackedCache(model, spec), 0
+    with torch.no_grad():
+        for size in parts:
+            part = slice(done, done + size)
+            done += size
+            inputs = {"attention_mask": mask[:, :done], "position_ids": positions[:, part]}
+            logits = model(ids[:, part], past_key_values=cache, **inputs).logits
+        for part in short.split(2, dim=1):
+            expected = model(part, past_key_values=alone).logits
+    assert torch.allclose(logits[1], expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_beams_are_those_of_unpacked_numbers(sampled):
+    model, spec = tiny("llama"), random_spec()
+    options = {**GREEDY, "num_beams": 3, "num_return_sequences": 3, "do_sample": sampled}
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        results.append(model.generate(prompt(2), past_key_values=PackedCache(model, spec, fused=fused), **options))
+    assert torch.equal(*results)
+
+
+def test_assisted_decoding_gives_what_plain_decoding_gives():
+    model, spec = tiny("llama"), random_spec()
+    plain = model.generate(prompt(), past_key_values=PackedCache(model, spec), **GREEDY)
+    for helper in ({"assistant_model": tiny("llama", num_hidden_layers=1)}, {"prompt_lookup_num_tokens": 3}):
+        assisted = model.generate(prompt(), past_key_values=PackedCache(model, spec), **GREEDY, **helper)
+        assert torch.equal(assisted, plain)
+
+
+def test_sampling_follows_the_seed():
+    model, spec = tiny("llama"), random_spec()
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(3)
+        cache = PackedCache(model, spec, fused=fused)
+        results.append(model.generate(prompt(2), past_key_values=cache, **{**GREEDY, "do_sample": True}))
+    assert torch.equal(*results)
+
+
+def test_compiled_models_read_the_cache_too():
+    model, spec = tiny("llama"), random_spec()
+    expected = reference(model, spec, prompt(), tokens=4)
+    cache = PackedCache(model, spec)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(model.generate(prompt(), past_key_values=cache, **{**GREEDY, "max_new_tokens": 4}), expected)
+    torch.compiler.reset()

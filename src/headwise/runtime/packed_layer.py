@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
 from .packed_attention import Reader, read_shape
-from .packing import LayerCodes, Layout, encode, reading
+from .packing import LayerCodes, Layout, borders, encode, reading
 from .slots import BLOCK, CHUNK
+
+FEW_TOKENS = 16
 
 
 class PackedLayer(CacheLayerMixin):
@@ -40,7 +42,9 @@ class PackedLayer(CacheLayerMixin):
         self.device, self.dtype = key_states.device, key_states.dtype
         rope, codes = self.cache.rope, self.codes
         self.codes = codes = LayerCodes(**{name: getattr(codes, name).to(self.device) for name in vars(codes)})
-        self.layout = Layout(codes.bits, self.device)
+        self.bits, self.levels = codes.bits, codes.levels
+        self.borders = borders(self.bits, self.levels)
+        self.layout = Layout(self.bits, self.device)
         count = self.heads * self.key_width
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
         self.same_pairs = self.pairs is None
@@ -93,12 +97,22 @@ class PackedLayer(CacheLayerMixin):
         this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
         if self.past < this.whole_ends:
             self._keep_whole(keys, values)
-        keys = self._turn(keys.float(), this.unturn)
-        codes = self.codes
-        key_codes = encode(keys.transpose(1, 2), codes.key_bits, codes.key_levels).flatten(2)
-        value_codes = encode(values.transpose(1, 2), codes.value_bits, codes.value_levels).flatten(2)
-        self._append(self.layout.pack(torch.cat((key_codes, value_codes), dim=2).transpose(1, 2)))
+        for start in range(0, tokens, BLOCK):
+            part = slice(start, start + BLOCK)
+            unturn = None if this.unturn is None else this.unturn[:, :, part]
+            turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
+            self._append(
+                self.layout.pack(self._codes(torch.cat([x.transpose(1, 2).flatten(2) for x in turned], dim=2)))
+            )
         return self.past
+
+    def _codes(self, x_BTN):
+        """Codes (B, N, T) of the nearest levels."""
+        B, T, N = x_BTN.shape
+        if B * T > FEW_TOKENS:
+            return encode(x_BTN, self.bits, self.levels).transpose(1, 2)
+        codes = torch.searchsorted(self.borders, x_BTN.view(B * T, N).T.contiguous(), out_int32=True)
+        return codes.to(torch.uint8).view(N, B, T).transpose(0, 1)
 
     def _turn(self, keys, phases):
         """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (P, B, T)."""

@@ -62,11 +62,17 @@ class Pass:
         self.cache, self.past, self.tokens, self.positions, self.mask = cache, past, tokens, positions, mask
         self.device = device = cache.rope.frequencies.device
         slots = torch.arange(past, past + tokens, device=device)
-        self.visible = self._visible(batch, slots)
-        first = (self.visible[:, -1] > HIDDEN / 2).int().argmax(-1)
-        old = cache.padding if past else first
-        # A row may have been padding so far: then its first token comes now.
-        cache.padding = torch.where(first >= past, first, old)
+        self.batch = batch
+        if not past:
+            cache.padding = torch.zeros(batch, dtype=torch.long, device=device)
+        if mask is not None:
+            if mask.ndim != 4 or mask.shape[1] != 1:  # noqa: PLR2004 - as transformers makes them
+                raise ValueError(f"A packed cache reads masks (batch, 1, queries, slots), not {tuple(mask.shape)}.")
+            last = mask[:, 0, -1, : past + tokens]
+            seen = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
+            first = torch.where(seen.any(-1), seen.int().argmax(-1), past + tokens)
+            # A row may have been padding so far: then its first token comes now.
+            cache.padding = torch.where(first >= past, first, cache.padding)
         self.whole_ends = int(cache.padding.max()) + cache.spec.whole
         self.unturn = None
         if cache.rope.frequencies.numel():
@@ -74,14 +80,14 @@ class Pass:
             self._follow(slots, places, past)
             self.unturn = cache.rope.as_model(places).conj() / cache.rope.scale
 
-    def _visible(self, batch, slots):
+    @cached_property
+    def visible(self):
         """What is added to logits (B, T, slots so far)."""
-        length = self.past + self.tokens
+        batch, length = self.batch, self.past + self.tokens
         if self.mask is None:
-            hidden = torch.arange(length, device=self.device) > slots[:, None]
+            slots = torch.arange(length, device=self.device)
+            hidden = slots > slots[self.past :, None]
             return torch.zeros(hidden.shape, device=self.device).masked_fill(hidden, HIDDEN).expand(batch, -1, -1)
-        if self.mask.ndim != 4 or self.mask.shape[1] != 1:  # noqa: PLR2004
-            raise ValueError(f"A packed cache reads masks (batch, 1, queries, slots), not {tuple(self.mask.shape)}.")
         mask = self.mask[:, 0, :, :length]
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, HIDDEN)
