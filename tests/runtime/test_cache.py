@@ -68,22 +68,24 @@ def test_left_padding_changes_nothing(name):
         assert torch.equal(row[9:], reference(model, spec, alone)[0, alone.shape[1] :])
 
 
-def test_chunked_prefill_with_padding_reads_what_each_row_reads_alone():
+def test_rows_that_begin_in_a_later_part_of_the_prompt_are_stored_as_alone():
     model, spec = tiny("llama"), random_spec()
     short = prompt(1, 4) + 1
     ids = torch.cat((prompt(1, 12), torch.cat((torch.zeros(1, 8, dtype=torch.long), short), dim=1)))
-    mask, parts = (ids != 0).long(), (5, 5, 2)
+    mask = (ids != 0).long()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache, alone, done = PackedCache(model, spec), PackedCache(model, spec), 0
     with torch.no_grad():
-        for size in parts:
-            part = slice(done, done + size)
-            done += size
-            inputs = {"attention_mask": mask[:, :done], "position_ids": positions[:, part]}
-            logits = model(ids[:, part], past_key_values=cache, **inputs).logits
-        for part in short.split(2, dim=1):
-            expected = model(part, past_key_values=alone).logits
-    assert torch.allclose(logits[1], expected[0], atol=1e-5)
+        for part in ids.split(5, dim=1):
+            here = slice(done, done + part.shape[1])
+            done = here.stop
+            inputs = {"attention_mask": mask[:, :done], "position_ids": positions[:, here]}
+            model(part, past_key_values=cache, **inputs)
+        model(short, past_key_values=alone)
+    ours, expected = cache.layers[0], alone.layers[0]  # of the first layer: what it stores depends on no attention
+    assert torch.equal(ours.packed[1:, :, 8:], expected.packed)
+    assert torch.equal(ours.whole_keys[1:], expected.whole_keys)
+    assert cache.padding.tolist() == cache.ahead.tolist() == [0, 8]
 
 
 @pytest.mark.parametrize("sampled", [False, True])
