@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headwise.runtime import packed_attention
 from headwise.runtime.cache import PackedCache
 from tests.runtime.specs import random_spec
 from tests.tiny import tiny
@@ -126,3 +127,33 @@ def test_compiled_models_read_the_cache_too():
     with torch.no_grad():
         assert torch.equal(model.generate(prompt(), past_key_values=cache, **{**GREEDY, "max_new_tokens": 4}), expected)
     torch.compiler.reset()
+
+
+def logits_in_parts(model, spec, fused):
+    cache, ids = PackedCache(model, spec, fused=fused), prompt(1, 600)
+    with torch.no_grad():
+        return [model(part, past_key_values=cache).logits for part in ids.split((590, 1, 1, 4, 4), dim=1)]
+
+
+def test_compiled_attention_is_unpack_then_attend(monkeypatch):
+    monkeypatch.setattr(packed_attention, "COMPILE_FROM", 1)
+    monkeypatch.setattr(packed_attention, "COMPILED", {})
+    model, spec = tiny("gpt_neox", max_position_embeddings=1024), random_spec(**SHAPES["gpt_neox"])
+    for ours, plain in zip(logits_in_parts(model, spec, True), logits_in_parts(model, spec, False)):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    assert len(packed_attention.COMPILED) == 4 and "impossible" not in packed_attention.COMPILED
+
+
+def test_without_a_compiler_attention_runs_as_it_is_and_says_so_once(monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(packed_attention, "COMPILE_FROM", 1)
+    monkeypatch.setattr(packed_attention, "COMPILED", {})
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    model, spec = tiny("llama", max_position_embeddings=1024), random_spec()
+    with pytest.warns(UserWarning, match="runs uncompiled, which is slower: no compiler$") as caught:
+        ours = logits_in_parts(model, spec, True)
+    assert len(caught) == 1
+    for logits, plain in zip(ours, logits_in_parts(model, spec, False)):
+        assert torch.allclose(logits, plain, atol=1e-5)

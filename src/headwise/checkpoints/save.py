@@ -87,7 +87,7 @@ def write_model(
 
 
 def keep_own_code(model: PreTrainedModel, folder: Path) -> None:
-    """Leave no code in ``folder`` but headwise's modelling file, and that only beside a per-layer model.
+    """Leave no code in ``folder`` but headwise's own files, and those only beside a per-layer model.
 
     Saving lays a copy of the file that a class was read from beside the model, and keeps what its config named before.
     """
@@ -97,7 +97,8 @@ def keep_own_code(model: PreTrainedModel, folder: Path) -> None:
         content = read_json(path)
         cleaned = without_code(content)
         if content.get("model_type") == modeling_headwise.HeadwiseConfig.model_type:
-            shutil.copyfile(reopen.OWN_CODE, folder / reopen.OWN_CODE.name)
+            for own in reopen.OWN_FILES:
+                shutil.copyfile(own, folder / own.name)
             cleaned["auto_map"] = auto_map(base_type(model.config), stock_class_of(model))
         if cleaned != content:
             write_text(path, json.dumps(cleaned, indent=2, sort_keys=True) + "\n")

@@ -106,6 +106,8 @@ def few_value_sums(weights_BGQS, packed_BRS, *reading):
 
 def compiled(function, first, packed, *reading):
     """``function`` of a tile, compiled once for all layers and lengths; without a compiler, as it is."""
+    if COMPILED.get("impossible"):
+        return function(first, packed, *reading)
     try:
         for tensor in (first, packed):
             torch._dynamo.maybe_mark_dynamic(tensor, tensor.ndim - 1)
@@ -114,10 +116,9 @@ def compiled(function, first, packed, *reading):
         return COMPILED[function](first, packed, *reading)
     except Exception as error:  # compilers fail in many ways; what else is wrong shows in the next line
         result = function(first, packed, *reading)
-        if COMPILED.get(function) is not function:
-            reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"Attention over a packed cache runs uncompiled, which is slower: {reason}", stacklevel=2)
-            COMPILED[function] = function
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(f"Attention over a packed cache runs uncompiled, which is slower: {reason}", stacklevel=2)
+        COMPILED["impossible"] = True
         return result
 
 
