@@ -9,12 +9,15 @@ import pytest
 from transformers import AutoTokenizer
 
 import headwise as hw
+from headwise.runtime.cache import write_spec
+from tests.runtime.specs import random_spec
 from tests.tiny import tiny
 from tests.tokens import EVERY_BYTE, save_tokenizer
 
 FUNCTIONS = [
     *("inspect", "plan", "compress", "heal", "evaluate", "save", "open", "run", "design", "train", "compare", "cost"),
     *("plan_of", "register_family", "shape_of", "watching", "read_attention", "write_attention", "sites_of"),
+    "cache",
 ]
 CLASSES = [
     *(
@@ -61,6 +64,8 @@ def world(tmp_path_factory):
     tiny("llama", vocab_size=EVERY_BYTE, attention_bias=False).save_pretrained(folder / "model")
     save_tokenizer(folder / "model", EVERY_BYTE)
     source = str(folder / "model")
+    (folder / "coded").mkdir()
+    write_spec(folder / "coded" / "cache.safetensors", random_spec())
     model, tokenizer = hw.open(source, device="cpu"), AutoTokenizer.from_pretrained(source)
     config = hw.InspectConfig(tokens=256, lengths=(16,), maps=False)
     profile = hw.inspect(model, tokenizer, text=TEXT, config=config, checks=False)
@@ -70,6 +75,7 @@ def world(tmp_path_factory):
         "model": model,
         "tokenizer": tokenizer,
         "source": source,
+        "coded": folder / "coded",
         "text": TEXT,
         "texts": TEXT.split(". ")[:-1],
         "held_out": TEXT[::-1],

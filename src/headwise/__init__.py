@@ -41,6 +41,7 @@ __version__ = "0.1.0"
 
 _WHEN_ASKED_FOR = {  # most of it needs torch
     "Profile": "headwise.checkpoints.profiled:Profile",
+    "cache": "headwise.checkpoints.packed:cache",
     "compare": "headwise.pipelines.compare:compare_plans",
     "compress": "headwise.steps.compress:compress_model",
     "cost": "headwise.steps.cost:cost",

@@ -17,7 +17,7 @@ from headwise.families.shapes import shape_of
 from headwise.records import LayerPlan, Plan
 from headwise.records.blueprint import Blueprint, Text
 from headwise.reduction.build import build_reduced
-from headwise.runtime import modeling_headwise, reopen
+from headwise.runtime import reopen
 from tests.checkpoints.test_save import uneven
 from tests.tiny import tiny
 
@@ -150,9 +150,8 @@ def test_the_modelling_file_that_is_saved_is_ours(tmp_path, monkeypatch):
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["auto_map"] == own and written["more"] == {}
     assert not any("_x." in path.read_text() for path in (tmp_path / "out").glob("*.json"))
-    assert [path.name for path in (tmp_path / "out").rglob("*.py")] == ["modeling_headwise.py"]
-    ours = Path(modeling_headwise.__file__).read_bytes()
-    assert (tmp_path / "out" / "modeling_headwise.py").read_bytes() == ours
+    code = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*.py")}
+    assert code == {path.name: path.read_bytes() for path in reopen.OWN_FILES}
 
 
 def test_a_model_from_scratch_takes_the_tokenizer_and_no_pooling(folder, tmp_path):
@@ -206,7 +205,7 @@ def test_sentence_transformers_opens_it_and_pools_as_before(encoder, saved):
     assert ((cut * before).sum(1) > 0.8).all()
 
 
-@pytest.mark.parametrize("name", ["other.py", "modeling_headwise.py", "custom_generate/generate.py"])
+@pytest.mark.parametrize("name", ["other.py", "modeling_headwise.py", "cache.py", "custom_generate/generate.py"])
 def test_the_fresh_process_opens_nothing_with_other_code(name, tmp_path):
     model = tiny("llama")
     build_reduced(model, uneven(shape_of(model))).save_pretrained(tmp_path)

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import headwise as hw
-from headwise.checkpoints.packed import codes_of, packed_cache
+from headwise.checkpoints.packed import cache as packed_cache
+from headwise.checkpoints.packed import codes_of
 from headwise.files.errors import InputError
 from headwise.planning.menus import MenuRequest
 from headwise.records import Plan, cost_of
@@ -171,7 +172,7 @@ def test_saved_model_gives_its_cache_again(profiles, tmp_path):
             parameter += 0.1
     with pytest.raises(InputError, match="another model"):
         packed_cache(stock)
-    with pytest.raises(InputError, match=r"There is no cache\.safetensors"):
+    with pytest.raises(InputError, match=r"there is no cache\.safetensors"):
         packed_cache(tiny("llama"))
 
 

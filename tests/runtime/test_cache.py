@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headwise.runtime import packed_attention
 from headwise.runtime.cache import PackedCache
 from tests.runtime.specs import random_spec
 from tests.tiny import tiny
@@ -48,3 +49,111 @@ def test_fine_codes_generate_what_no_codes_do(name):
     numbers = shape["heads"] * 16
     expected = 3 * (7 * numbers + 36 + length * numbers + numbers * 4)
     assert cache.nbytes == expected
+
+
+def reference(model, spec, ids, tokens=12):
+    """Greedy tokens with all keys and values unpacked at every step."""
+    return model.generate(
+        ids, past_key_values=PackedCache(model, spec, fused=False), **{**GREEDY, "max_new_tokens": tokens}
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_left_padding_changes_nothing(name):
+    model, spec = tiny(name), random_spec(**SHAPES[name])
+    long, short = prompt(1, 9), prompt(1, 4) + 1
+    ids = torch.cat((long, torch.cat((torch.zeros(1, 5, dtype=torch.long), short), dim=1)))
+    mask = (ids != 0).long()
+    both = model.generate(ids, attention_mask=mask, past_key_values=PackedCache(model, spec), **GREEDY)
+    for row, alone in zip(both, (long, short)):
+        assert torch.equal(row[9:], reference(model, spec, alone)[0, alone.shape[1] :])
+
+
+def test_rows_that_begin_in_a_later_part_of_the_prompt_are_stored_as_alone():
+    model, spec = tiny("llama"), random_spec()
+    short = prompt(1, 4) + 1
+    ids = torch.cat((prompt(1, 12), torch.cat((torch.zeros(1, 8, dtype=torch.long), short), dim=1)))
+    mask = (ids != 0).long()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache, alone, done = PackedCache(model, spec), PackedCache(model, spec), 0
+    with torch.no_grad():
+        for part in ids.split(5, dim=1):
+            here = slice(done, done + part.shape[1])
+            done = here.stop
+            inputs = {"attention_mask": mask[:, :done], "position_ids": positions[:, here]}
+            model(part, past_key_values=cache, **inputs)
+        model(short, past_key_values=alone)
+    ours, expected = cache.layers[0], alone.layers[0]  # of the first layer: what it stores depends on no attention
+    assert torch.equal(ours.packed[1:, :, 8:], expected.packed)
+    assert torch.equal(ours.whole_keys[1:], expected.whole_keys)
+    assert cache.padding.tolist() == cache.ahead.tolist() == [0, 8]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_beams_are_those_of_unpacked_numbers(sampled):
+    model, spec = tiny("llama"), random_spec()
+    options = {**GREEDY, "num_beams": 3, "num_return_sequences": 3, "do_sample": sampled}
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        results.append(model.generate(prompt(2), past_key_values=PackedCache(model, spec, fused=fused), **options))
+    assert torch.equal(*results)
+
+
+def test_assisted_decoding_gives_what_plain_decoding_gives():
+    model, spec = tiny("llama"), random_spec()
+    plain = model.generate(prompt(), past_key_values=PackedCache(model, spec), **GREEDY)
+    for helper in ({"assistant_model": tiny("llama", num_hidden_layers=1)}, {"prompt_lookup_num_tokens": 3}):
+        assisted = model.generate(prompt(), past_key_values=PackedCache(model, spec), **GREEDY, **helper)
+        assert torch.equal(assisted, plain)
+
+
+def test_sampling_follows_the_seed():
+    model, spec = tiny("llama"), random_spec()
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(3)
+        cache = PackedCache(model, spec, fused=fused)
+        results.append(model.generate(prompt(2), past_key_values=cache, **{**GREEDY, "do_sample": True}))
+    assert torch.equal(*results)
+
+
+def test_compiled_models_read_the_cache_too():
+    model, spec = tiny("llama"), random_spec()
+    expected = reference(model, spec, prompt(), tokens=4)
+    cache = PackedCache(model, spec)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(model.generate(prompt(), past_key_values=cache, **{**GREEDY, "max_new_tokens": 4}), expected)
+    torch.compiler.reset()
+
+
+def logits_in_parts(model, spec, fused):
+    cache, ids = PackedCache(model, spec, fused=fused), prompt(1, 600)
+    with torch.no_grad():
+        return [model(part, past_key_values=cache).logits for part in ids.split((590, 1, 1, 4, 4), dim=1)]
+
+
+def test_compiled_attention_is_unpack_then_attend(monkeypatch):
+    monkeypatch.setattr(packed_attention, "COMPILE_FROM", 1)
+    monkeypatch.setattr(packed_attention, "COMPILED", {})
+    model, spec = tiny("gpt_neox", max_position_embeddings=1024), random_spec(**SHAPES["gpt_neox"])
+    for ours, plain in zip(logits_in_parts(model, spec, True), logits_in_parts(model, spec, False)):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    assert len(packed_attention.COMPILED) == 4 and "impossible" not in packed_attention.COMPILED
+
+
+def test_without_a_compiler_attention_runs_as_it_is_and_says_so_once(monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(packed_attention, "COMPILE_FROM", 1)
+    monkeypatch.setattr(packed_attention, "COMPILED", {})
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    model, spec = tiny("llama", max_position_embeddings=1024), random_spec()
+    with pytest.warns(UserWarning, match="runs uncompiled, which is slower: no compiler$") as caught:
+        ours = logits_in_parts(model, spec, True)
+    assert len(caught) == 1
+    for logits, plain in zip(ours, logits_in_parts(model, spec, False)):
+        assert torch.allclose(logits, plain, atol=1e-5)

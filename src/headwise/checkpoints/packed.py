@@ -1,18 +1,15 @@
-"""The packed cache of a model: how it is coded, from memory or from the folder the model was opened from."""
+"""The packed KV cache of a model: how it is coded, from memory or from the folder the model was opened from."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.origin import origin_of
 from headwise.files.errors import InputError
-from headwise.runtime.cache import CacheSpec, PackedCache, read_spec
-
-CODES = "cache.safetensors"
+from headwise.runtime.cache import CODES, CacheSpec, PackedCache, read_spec
 
 
 def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheSpec | None:
@@ -20,8 +17,9 @@ def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheS
     origin = origin_of(model)
     if folder is None and origin is not None and origin.codes is not None:
         return origin.codes
-    path = Path(folder or model.name_or_path or "").expanduser() / CODES
-    if not (folder or model.name_or_path) or not path.is_file():
+    place = folder or model.name_or_path
+    path = Path(place or "").expanduser() / CODES
+    if not place or not path.is_file():
         return None
     try:
         codes = read_spec(path)
@@ -32,24 +30,28 @@ def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheS
     return codes
 
 
-def packed_cache(model: PreTrainedModel, folder: Path | str | None = None) -> Any:
-    """An empty cache that holds what ``model`` caches in as few bits as it was planned, to be given to ``generate``.
+def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bool = True) -> PackedCache:
+    """An empty packed cache for ``model``, to be given to `generate` or to the model itself.
 
-    ``model`` comes from `compress`, `heal` or `open`, or from transformers itself: then from the folder that its name
-    says, or from ``folder``.
+    It packs keys and values as `compress` found it best for this model: in memory, in the folder that the model was
+    opened from, or in ``folder``. One cache is for one run of `generate`, or for one conversation. ``fused=False``
+    unpacks everything at every step, for models whose attention cannot read packed numbers.
 
-    >>> cache = hw.cache(packed)
-    >>> tokens = packed.generate(**tokenizer("some text", return_tensors="pt"), past_key_values=cache, max_new_tokens=4)
-    >>> cache.nbytes == hw.cost(packed, context=cache.get_seq_length(), dtype="fp32").cost.kv_bytes
+    >>> small = hw.compress(model, plan, profile)
+    >>> cache = hw.cache(small)
+    >>> inputs = tokenizer("the quick brown fox", return_tensors="pt")
+    >>> tokens = small.generate(**inputs, past_key_values=cache, max_new_tokens=4)
+    >>> cache.get_seq_length() == tokens.shape[1] - 1
     True
     """
     codes = codes_of(model, folder)
     if codes is None:
+        place = folder or model.name_or_path or "memory"
         raise InputError(
-            f"There is no {CODES} beside this {type(model).__name__}: plan it with `cache` mixed, int8 or int4, compress "
-            "it, or name the `folder` it is in."
+            f"{type(model).__name__} comes from {place}, where there is no {CODES}: compress it with bits first, or "
+            "give the folder that has one."
         )
     try:
-        return PackedCache(model, codes)
+        return PackedCache(model, codes, fused=fused)
     except ValueError as error:
         raise InputError(str(error)) from None

@@ -15,7 +15,6 @@ from headwise.checkpoints.card import card
 from headwise.checkpoints.companions import MODULES, copy_companions
 from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.origin import PLAN, Origin, made_by_headwise
-from headwise.checkpoints.packed import CODES
 from headwise.checkpoints.verify import check_packed, check_saved
 from headwise.data.foreign import without_code
 from headwise.families.reduced import auto_map, stock_class_of
@@ -25,7 +24,7 @@ from headwise.files.reading import read_json
 from headwise.files.writing import new_folder, write_text
 from headwise.records.plan import Plan
 from headwise.runtime import modeling_headwise, reopen
-from headwise.runtime.cache import write_spec
+from headwise.runtime.cache import CODES, write_spec
 
 
 def save(
@@ -94,7 +93,7 @@ def write_model(
 
 
 def keep_own_code(model: PreTrainedModel, folder: Path) -> None:
-    """Leave no code in ``folder`` but headwise's modelling file, and that only beside a per-layer model.
+    """Leave no code in ``folder`` but headwise's own files, and those only beside a per-layer model.
 
     Saving lays a copy of the file that a class was read from beside the model, and keeps what its config named before.
     """
@@ -104,7 +103,8 @@ def keep_own_code(model: PreTrainedModel, folder: Path) -> None:
         content = read_json(path)
         cleaned = without_code(content)
         if content.get("model_type") == modeling_headwise.HeadwiseConfig.model_type:
-            shutil.copyfile(reopen.OWN_CODE, folder / reopen.OWN_CODE.name)
+            for own in reopen.OWN_FILES:
+                shutil.copyfile(own, folder / own.name)
             cleaned["auto_map"] = auto_map(base_type(model.config), stock_class_of(model))
         if cleaned != content:
             write_text(path, json.dumps(cleaned, indent=2, sort_keys=True) + "\n")

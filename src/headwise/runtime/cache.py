@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import cached_file
 
 from .packed_attention import use_packed_attention
 from .packed_layer import PackedLayer
@@ -21,6 +22,7 @@ from .packing import (
     LayerCodes,
     decode,
     encode,
+    one_entry,
     pack,
     read_spec,
     read_tensors,
@@ -44,6 +46,7 @@ __all__ = [
     "write_spec",
 ]
 FORMAT, VERSION = "headwise-prefix", "1"
+CODES = "cache.safetensors"  # beside the weights
 
 
 class PackedCache(Cache):
@@ -142,7 +145,7 @@ class PackedCache(Cache):
                 tensors |= {f"{number}.{name}": getattr(layer, name) for name in names}
         metadata = {"format": FORMAT, "version": VERSION, "tokens": str(self.get_seq_length())}
         metadata |= {"fingerprint": self.spec.fingerprint, "codes": self.spec.digest}
-        write_bytes(Path(path), save({name: t.contiguous() for name, t in tensors.items()}, metadata))
+        write_bytes(Path(path), save({name: t.contiguous() for name, t in tensors.items()}, one_entry(metadata)))
 
     @classmethod
     def load(cls, path: Path | str, model: Any, spec: CacheSpec, fused: bool = True) -> "PackedCache":
@@ -168,6 +171,34 @@ class PackedCache(Cache):
         except (KeyError, RuntimeError, ValueError) as error:
             raise ValueError(f"{path} does not hold what a cache of {type(model).__name__} does: {error}") from None
         return cache
+
+
+class TakesPackedCache:
+    """Mixed into a model class: `generate` takes a packed cache by itself where codes lie beside the weights."""
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        free = generation_config.cache_implementation is None and generation_config.use_cache is not False
+        if free and model_kwargs.get("past_key_values") is None:
+            spec = codes_beside(self)
+            if spec is not None:
+                model_kwargs["past_key_values"] = cache = PackedCache(self, spec)
+                if generation_config.is_assistant:
+                    cache.activate_past_recording()
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+
+def codes_beside(model: Any) -> CacheSpec | None:
+    """The codes beside the weights that ``model`` was opened from; None where there are none.
+
+    A folder is looked into; on the Hub only where ``config.headwise["cache"]`` says that there are codes.
+    """
+    place, config = model.config._name_or_path, model.config
+    if place and Path(place).expanduser().is_dir():
+        path = Path(place).expanduser() / CODES
+        return read_spec(path) if path.is_file() else None
+    if not (getattr(config, "headwise", None) or {}).get("cache"):
+        return None
+    return read_spec(cached_file(place, CODES, revision=getattr(config, "_commit_hash", None)))
 
 
 def plain_bytes(layer: Any) -> int:

@@ -1,14 +1,13 @@
 """Transformers whose attention layers differ in heads and widths, or have none.
 
-This file is self-contained: headwise copies it beside the weights of a reduced model, and ``auto_map`` in config.json
-points at it, so the model opens with ``trust_remote_code=True`` where headwise is not installed.
+This file needs only those beside it: headwise copies them beside the weights of a reduced model, and ``auto_map`` in
+config.json points here, so the model opens with ``trust_remote_code=True`` where headwise is not installed.
 
 A reduced model is the stock class of its family with the attention modules exchanged; nothing else of the family's
 code is copied. ``config.headwise`` says where each attention module sits and what shape it has; every name
 ``Headwise<StockClass>`` of this module is that stock class, reduced.
 
-Letters: B batch, T tokens, D width, H query heads, G key/value heads, K query/key width, V value width,
-P rotary pairs a head keeps.
+Letters: B batch, T tokens, D width, H query heads, G key/value heads, K key width, V value width, P rotary pairs.
 """
 
 import copy
@@ -25,6 +24,8 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from .cache import TakesPackedCache
 
 PREFIX = "Headwise"
 AUTO_CLASSES = {
@@ -115,7 +116,8 @@ class ReducedAttention:
             kwargs["softcap"] = self.softcap
         kwargs |= {"scaling": self.scaling, "sliding_window": self.window}
         kwargs["dropout"] = self.dropout_rate if self.training else 0.0
-        out_BTHV, weights = self._attend(q_BHTK, k_BGTK, v_BGTV, attention_mask, **kwargs)
+        backend = self.config._attn_implementation
+        out_BTHV, weights = self.attend_by(backend, q_BHTK, k_BGTK, v_BGTV, attention_mask, **kwargs)
         output = out_BTHV.flatten(2)
         if self.out is not None:
             output = getattr(self, self.out)(output)
@@ -152,11 +154,11 @@ class ReducedAttention:
         cache.is_updated[self.layer_idx] = True
         return cache.cross_attention_cache, None
 
-    def _attend(self, query, key, value, attention_mask, **kwargs):
-        backend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, grouped_attention)
+    def attend_by(self, implementation, query, key, value, attention_mask, **kwargs):
+        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, grouped_attention)
         if query.shape[-1] == value.shape[-1] or getattr(backend, "any_width", False):
             return backend(self, query, key, value, attention_mask, **kwargs)
-        if query.shape[2] == 1 and self.config._attn_implementation == "sdpa":
+        if query.shape[2] == 1 and implementation == "sdpa":
             # One query: padding would copy the whole cache, and the fused kernel has nothing to win.
             return grouped_attention(self, query, key, value, attention_mask, **kwargs)
         return padded_attention(backend, self, query, key, value, attention_mask, **kwargs)
@@ -252,7 +254,7 @@ def dense_view(config):
             config.__dict__["_heterogeneity_spec"] = spec
 
 
-class ReducedModel:
+class ReducedModel(TakesPackedCache):
     """Mixed into a stock model class: builds the stock model, then exchanges its attention."""
 
     def __init__(self, config, *args, **kwargs):

@@ -11,6 +11,7 @@ R bytes a token takes, S slots of a tile in C chunks of 256, Q queries that read
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -19,8 +20,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .slots import CHUNK, HIDDEN
 
-COMPILE_FROM = 2048  # slots; below, compiling takes longer than it saves
-COMPILED_QUERIES = 8  # of one key/value head; with more, matrix products win
+COMPILE_FROM = 1024  # slots; below, compiling takes longer than it saves
+FEW_QUERIES = 8  # of one key/value head; with more, matrix products win
+OPTIONS = {  # one loop over the bytes: nothing in between is written to memory
+    "realize_reads_threshold": 1000,
+    "realize_opcount_threshold": 10000,
+    "realize_acc_reads_threshold": 1000,
+    "assert_indirect_indexing": False,
+}
+COMPILED: dict = {}
 NAMES = {"sdpa": "headwise_packed", "eager": "headwise_packed_eager"}  # what runs besides: our attention function
 
 
@@ -40,45 +48,87 @@ class Reader:
         return Reader(*(t[..., order].contiguous() for t in vars(self).values()))
 
 
-def read_shape(packed_BRS, rows, masks, steps, cubic):
-    """u + cubic * u^3 of each coordinate (B, G, C, S): all but scale and offset."""
-    first = (packed_BRS[:, rows[0]] & masks[0].unsqueeze(-1)) * steps[0].unsqueeze(-1)
-    second = (packed_BRS[:, rows[1]] & masks[1].unsqueeze(-1)) * steps[1].unsqueeze(-1)
+def read_shape(packed, rows, masks, steps, cubic, part=slice(None)):
+    """u + cubic * u^3 of each coordinate (B, G, C, ...) in bytes (B, R, ...): all but scale and offset."""
+    tail = (..., *[None] * (packed.ndim - 2))
+    first, second = (
+        (packed[:, row[:, part]] & mask[:, part][tail]).float() * step[:, part][tail]
+        for row, mask, step in zip(rows, masks, steps)
+    )
     u = first + second - 1
-    return u + cubic.unsqueeze(-1) * (u * u * u)
+    return u + cubic[:, part][tail] * (u * u * u)
 
 
 def read_keys(packed_BRS, cos_PJ, sin_PJ, pairs_GP, rows, masks, steps, cubic, scale, offset):
-    """Keys (B, G, K, C, 256), turned by their slot in the chunk; first halves of all pairs, second halves, the rest."""
-    keys = offset.unsqueeze(-1) + scale.unsqueeze(-1) * read_shape(packed_BRS, rows, masks, steps, cubic)
-    keys = keys.unflatten(-1, (-1, CHUNK))
-    count = pairs_GP.shape[1]
-    if count == 0:
-        return keys
-    cos, sin = cos_PJ[pairs_GP].unsqueeze(-2), sin_PJ[pairs_GP].unsqueeze(-2)
-    first, second, rest = keys[:, :, :count], keys[:, :, count : 2 * count], keys[:, :, 2 * count :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=2)
+    """Keys (B, G, ..., C, 256) turned by their slots in a chunk: first halves of pairs, second halves, the rest."""
+    packed, P = packed_BRS.unflatten(-1, (-1, CHUNK)), pairs_GP.shape[1]
+    first, second, rest = (
+        offset[:, part, None, None] + scale[:, part, None, None] * read_shape(packed, rows, masks, steps, cubic, part)
+        for part in (slice(0, P), slice(P, 2 * P), slice(2 * P, None))
+    )
+    if P:
+        cos, sin = cos_PJ[pairs_GP].unsqueeze(-2), sin_PJ[pairs_GP].unsqueeze(-2)
+        first, second = first * cos - second * sin, second * cos + first * sin
+    return first, second, rest
 
 
 def key_logits(query_BGQKC, *reading):
     """Logits (B, G, Q, S) of a tile by matrix products."""
-    keys = read_keys(*reading)
+    keys = torch.cat(read_keys(*reading), dim=2)
     logits = query_BGQKC.permute(0, 1, 4, 2, 3) @ keys.permute(0, 1, 3, 2, 4)
     return logits.transpose(2, 3).flatten(-2)
 
 
-def value_sums(weights_BGQS, packed_BRS, rows, masks, steps, cubic):
+def value_sums(weights_BGQS, packed_BRS, *reading):
     """Sums (B, G, Q, V) of the values' shapes by matrix products."""
-    return weights_BGQS @ read_shape(packed_BRS, rows, masks, steps, cubic).transpose(-1, -2)
+    return weights_BGQS @ read_shape(packed_BRS, *reading).transpose(-1, -2)
 
 
-def attend(layer, query, scaling, softcap, step):
-    """Attention (B, T, H, V) of queries over everything that ``layer`` stores."""
+def few_key_logits(query_BGQKC, *reading):
+    """`key_logits` as sums, which a compiler turns into one loop that reads bytes and writes logits."""
+    first, second, rest = read_keys(*reading)
+    P, logits = first.shape[2], []
+    for query in query_BGQKC.unsqueeze(-1).unbind(2):
+        parts = []
+        if P:
+            parts.append((query[:, :, :P] * first + query[:, :, P : 2 * P] * second).sum(2))
+        if rest.shape[2]:
+            parts.append((query[:, :, 2 * P :] * rest).sum(2))
+        logits.append(sum(parts))
+    return torch.stack(logits, dim=2).flatten(-2)
+
+
+def few_value_sums(weights_BGQS, packed_BRS, *reading):
+    """`value_sums` as sums, for a compiler."""
+    values = read_shape(packed_BRS, *reading)
+    return torch.stack([(weights.unsqueeze(2) * values).sum(-1) for weights in weights_BGQS.unbind(2)], dim=2)
+
+
+def compiled(function, first, packed, *reading):
+    """``function`` of a tile, compiled once for all layers and lengths; without a compiler, as it is."""
+    if COMPILED.get("impossible"):
+        return function(first, packed, *reading)
+    try:
+        for tensor in (first, packed):
+            torch._dynamo.maybe_mark_dynamic(tensor, tensor.ndim - 1)
+        if function not in COMPILED:
+            COMPILED[function] = torch.compile(function, options=OPTIONS)
+        return COMPILED[function](first, packed, *reading)
+    except Exception as error:  # compilers fail in many ways; what else is wrong shows in the next line
+        result = function(first, packed, *reading)
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(f"Attention over a packed cache runs uncompiled, which is slower: {reason}", stacklevel=2)
+        COMPILED["impossible"] = True
+        return result
+
+
+def attend(layer, query, scaling, softcap, this):
+    """Attention (B, T, H, V) of queries over everything that ``layer`` stores, in the forward pass ``this``."""
     B, H, T, _ = query.shape
-    G = layer.keys_reader.cubic.shape[0]
+    G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
-    chunks = turned_queries(layer, grouped.view(B, G, H // G, T, -1), step)
-    highest = grouped.new_full(grouped.shape[:-1], HIDDEN).unsqueeze(-1)
+    turned = turned_queries(layer, grouped, this)
+    highest = grouped.new_full((*grouped.shape[:-1], 1), HIDDEN)
     total, output = torch.zeros_like(highest), 0.0
 
     def add(logits, bias, values):
@@ -94,37 +144,43 @@ def attend(layer, query, scaling, softcap, step):
 
     if layer.whole_keys.shape[2]:
         logits = grouped @ layer.whole_keys.float().transpose(-1, -2)
-        add(logits, step.whole_bias, lambda weights, _: weights @ layer.whole_values.float())
+        add(logits, this.whole_bias, lambda weights, _: weights @ layer.whole_values.float())
+    of_keys, of_values = key_logits, value_sums
+    if layer.length >= COMPILE_FROM and not query.requires_grad:
+        few = T == 1 and H // G <= FEW_QUERIES
+        of_keys = partial(compiled, few_key_logits if few else key_logits)
+        of_values = partial(compiled, few_value_sums if few else value_sums)
     keys, values, start = layer.keys_reader, layer.values_reader, 0
     for block in layer.blocks:
         size = block.shape[-1]
-        queries = chunks[..., start // CHUNK : (start + size) // CHUNK]
-        logits = key_logits(queries, block, *layer.turning, *vars(keys).values())
+        logits = of_keys(turned(start, size), block, *layer.turning, *vars(keys).values())
 
         def packed_values(weights, sums, block=block):
-            shapes = value_sums(weights, block, values.rows, values.masks, values.steps, values.cubic)
+            shapes = of_values(weights, block, values.rows, values.masks, values.steps, values.cubic)
             return shapes * values.scale[:, None] + sums * values.offset[:, None]
 
-        add(logits, step.bias[..., start : start + size], packed_values)
+        add(logits, this.bias[..., start : start + size], packed_values)
         start += size
     return (output / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
 
 
-def turned_queries(layer, query_BGHTK, step):
-    """Queries (B, G, Q, K, C) for each chunk, turned back by the first slot of it."""
-    query, chunks = query_BGHTK, step.slots // CHUNK
-    pairs = layer.pairs
-    count = pairs.shape[1]
-    if not count:
-        return query.flatten(2, 3).unsqueeze(-1).expand(*[-1] * 4, chunks)
-    if layer.order is not None:
-        query = query[..., layer.order]
-    turned = torch.complex(query[..., :count], query[..., count : 2 * count]) * layer.cache.rope.scale
-    if step.turn is not None:
-        turned = turned * step.turn[:, pairs][:, :, None, None]
-    turned = turned.flatten(2, 3).unsqueeze(-1) * step.phases[pairs][:, None].conj()
-    rest = query[..., 2 * count :].flatten(2, 3).unsqueeze(-1).expand(*[-1] * 4, chunks)
-    return torch.cat((turned.real, turned.imag, rest), dim=3)
+def turned_queries(layer, query_BGQK, this):
+    """A function of slots: the queries (B, G, Q, K, C) for each chunk of them, turned back by its first slot."""
+    query, P = query_BGQK, layer.pairs.shape[1]
+    if not P:
+        return lambda _, size: query.unsqueeze(-1).expand(*[-1] * 4, size // CHUNK).contiguous()
+    query = query if layer.order is None else query[..., layer.order]
+    pairs = torch.complex(query[..., :P], query[..., P : 2 * P]) * layer.cache.rope.scale
+    if this.turn is not None:
+        pairs = pairs * layer.picked(this.turn).permute(2, 0, 1).unsqueeze(2)
+
+    def turned(start, size):
+        phases = layer.picked(this.phases[:, start // CHUNK : (start + size) // CHUNK])
+        of_chunks = pairs.unsqueeze(-1) * phases.unsqueeze(1)
+        rest = query[..., 2 * P :].unsqueeze(-1).expand(*[-1] * 4, size // CHUNK)
+        return torch.cat((of_chunks.real, of_chunks.imag, rest), dim=3)
+
+    return turned
 
 
 @torch.compiler.disable

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
 from .packed_attention import Reader, read_shape
-from .packing import LayerCodes, Layout, encode, reading
+from .packing import LayerCodes, Layout, borders, encode, reading
 from .slots import BLOCK, CHUNK
+
+FEW_TOKENS = 16
 
 
 class PackedLayer(CacheLayerMixin):
@@ -40,10 +42,13 @@ class PackedLayer(CacheLayerMixin):
         self.device, self.dtype = key_states.device, key_states.dtype
         rope, codes = self.cache.rope, self.codes
         self.codes = codes = LayerCodes(**{name: getattr(codes, name).to(self.device) for name in vars(codes)})
-        self.layout = Layout(codes.bits, self.device)
+        self.bits, self.levels = codes.bits, codes.levels
+        self.borders = borders(self.bits, self.levels)
+        self.layout = Layout(self.bits, self.device)
         count = self.heads * self.key_width
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
-        self.pairs = pairs.to(self.device).expand(self.heads, -1)
+        self.same_pairs = self.pairs is None
+        self.pairs = pairs.to(self.device).expand(self.heads, -1).contiguous()
         self.turning = rope.cos, rope.sin, self.pairs
         self.order = None
         if self.cache.spec.interleaved:
@@ -57,6 +62,10 @@ class PackedLayer(CacheLayerMixin):
         self.whole_keys = key_states.new_zeros(*room, self.key_width)
         self.whole_values = value_states.new_zeros(*room, self.value_width)
         self.is_initialized = True
+
+    def picked(self, table_P):
+        """Rows of a table (P, ...) for the pairs of each head (G, P, ...), or of all heads (1, P, ...)."""
+        return table_P.unsqueeze(0) if self.same_pairs else table_P[self.pairs]
 
     def _reader(self, part, bits, levels, gain):
         offset, scale, cubic, step = reading(bits, levels, gain)
@@ -88,18 +97,28 @@ class PackedLayer(CacheLayerMixin):
         this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
         if self.past < this.whole_ends:
             self._keep_whole(keys, values)
-        keys = self._turn(keys.float(), None if this.unturn is None else this.unturn[:, :, self.pairs].transpose(1, 2))
-        codes = self.codes
-        key_codes = encode(keys.transpose(1, 2), codes.key_bits, codes.key_levels).flatten(2)
-        value_codes = encode(values.transpose(1, 2), codes.value_bits, codes.value_levels).flatten(2)
-        self._append(self.layout.pack(torch.cat((key_codes, value_codes), dim=2).transpose(1, 2)))
+        for start in range(0, tokens, BLOCK):
+            part = slice(start, start + BLOCK)
+            unturn = None if this.unturn is None else this.unturn[:, :, part]
+            turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
+            self._append(
+                self.layout.pack(self._codes(torch.cat([x.transpose(1, 2).flatten(2) for x in turned], dim=2)))
+            )
         return self.past
 
+    def _codes(self, x_BTN):
+        """Codes (B, N, T) of the nearest levels."""
+        B, T, N = x_BTN.shape
+        if B * T > FEW_TOKENS:
+            return encode(x_BTN, self.bits, self.levels).transpose(1, 2)
+        codes = torch.searchsorted(self.borders, x_BTN.view(B * T, N).T.contiguous(), out_int32=True)
+        return codes.to(torch.uint8).view(N, B, T).transpose(0, 1)
+
     def _turn(self, keys, phases):
-        """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (B, G, T, P)."""
+        """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (P, B, T)."""
         if phases is None:
             return keys
-        count = self.pairs.shape[1]
+        count, phases = self.pairs.shape[1], self.picked(phases).permute(2, 0, 3, 1)
         keys = keys if self.order is None else keys[..., self.order]
         turned = torch.complex(keys[..., :count], keys[..., count : 2 * count]) * phases
         keys = torch.cat((turned.real, turned.imag, keys[..., 2 * count :]), dim=-1)
@@ -116,7 +135,7 @@ class PackedLayer(CacheLayerMixin):
         while packed.shape[-1]:
             number, start = divmod(self.length, BLOCK)
             count = min(packed.shape[-1], BLOCK - start)
-            room = -(-(start + count) // CHUNK) * CHUNK
+            room = max(-(-(start + count) // CHUNK), 2) * CHUNK  # compilers treat one of something as special
             if number == len(self.blocks):
                 self.blocks.append(packed.new_zeros(*packed.shape[:2], room))
             elif self.blocks[number].shape[-1] < room:
@@ -150,7 +169,7 @@ class PackedLayer(CacheLayerMixin):
             keys = keys[..., self.order.argsort()]
         if self.pairs.shape[1]:
             slots = torch.arange(self.length, device=self.device) - self.cache.ahead[:, None]
-            keys = self._turn(keys, rope.phases(slots)[self.pairs].permute(2, 0, 3, 1) * rope.scale)
+            keys = self._turn(keys, rope.phases(slots) * rope.scale)
         for j in range(self.cache.spec.whole):
             index = self.cache.padding + j
             rows = (index < self.length).nonzero().flatten()

@@ -55,6 +55,11 @@ class LayerCodes:
         return torch.cat((self.key_bits.flatten(), self.value_bits.flatten())).long()
 
     @property
+    def levels(self) -> torch.Tensor:
+        """Levels of all coordinates (N, 3), keys first."""
+        return torch.cat((self.key_levels.flatten(0, 1), self.value_levels.flatten(0, 1)))
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one sequence takes."""
         return field_rows(self.bits)[1]
@@ -106,7 +111,12 @@ def as_saved(spec: CacheSpec) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 def write_spec(path: Path | str, spec: CacheSpec) -> None:
     """Write ``spec`` to ``path``: under another name first, so that there is never half a file."""
     metadata, tensors = as_saved(spec)
-    write_bytes(Path(path), save(tensors, metadata))
+    write_bytes(Path(path), save(tensors, one_entry(metadata)))
+
+
+def one_entry(metadata: dict[str, str]) -> dict[str, str]:
+    """All of it in one entry: several come out in another order every time."""
+    return {"headwise": json.dumps(metadata)}
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -128,7 +138,8 @@ def read_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, s
     try:
         tensors = load(content)
         (size,) = struct.unpack("<Q", content[:8])
-        return tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {})
+        metadata = json.loads(json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("headwise", "{}"))
+        return tensors, metadata if isinstance(metadata, dict) else {}
     except (SafetensorError, struct.error, ValueError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
@@ -190,7 +201,7 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
 def level_table(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     """The number that each code of each coordinate stands for (..., largest code + 1); infinite where there is none."""
     top = (1 << bits.long()).unsqueeze(-1) - 1
-    codes = torch.arange(int(top.max()) + 1 if top.numel() else 1)
+    codes = torch.arange(int(top.max()) + 1 if top.numel() else 1, device=bits.device)
     u = (2 * codes - top) / top.clamp(min=1)
     offset, scale, cubic = levels.float().unsqueeze(-2).unbind(-1)
     return (offset + scale * (u + cubic * u**3)).masked_fill(codes > top, math.inf)
@@ -202,7 +213,7 @@ def encode(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.T
 
 
 def nearest_codes(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """`encode` in float32. Bisects: searching tables of levels is some ten times slower."""
+    """`encode` in float32, by bisection: for many numbers faster than searching `borders`."""
     offset, scale, cubic = levels.float().unbind(-1)
     y = (x.detach().float() - offset) / scale
     count = 2.0 ** bits.float()
@@ -215,6 +226,12 @@ def nearest_codes(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> 
         middle = (codes + step) * (2 * half) - first  # u between two codes, and below the level between theirs
         codes = codes + step * (y > middle * (linear + cubic * middle**2))
     return codes
+
+
+def borders(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """Midpoints between neighbouring levels (N, largest code) of coordinates with bits (N,) and levels (N, 3)."""
+    table = level_table(bits, levels)
+    return ((table[:, 1:] + table[:, :-1]) / 2).contiguous()
 
 
 def decode(codes: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

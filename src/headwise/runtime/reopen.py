@@ -14,7 +14,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+CACHE = ("cache", "packed_attention", "packed_layer", "packing", "slots")  # what the modelling file imports
 OWN_CODE = Path(__file__).with_name("modeling_headwise.py")
+OWN_FILES = (OWN_CODE, *(OWN_CODE.with_name(f"{name}.py") for name in CACHE))
 
 
 def main(folder: str, inputs_file: str, result_file: str, backend: str | None = None) -> None:
@@ -38,9 +40,9 @@ def main(folder: str, inputs_file: str, result_file: str, backend: str | None = 
 
 
 def check_code(folder: Path, config: dict[str, Any], own: bool) -> None:
-    """Raise where ``folder`` holds or names any code but, for a per-layer model, headwise's modelling file as it is."""
-    code, allowed = sorted(folder.rglob("*.py")), [folder / OWN_CODE.name] if own else []
-    if code != allowed or any(path.read_bytes() != OWN_CODE.read_bytes() for path in code):
+    """Raise where ``folder`` holds or names any code but, for a per-layer model, headwise's files as they are."""
+    code, allowed = sorted(folder.rglob("*.py")), sorted(folder / path.name for path in OWN_FILES) if own else []
+    if code != allowed or any(path.read_bytes() != OWN_CODE.with_name(path.name).read_bytes() for path in code):
         raise ValueError(f"{folder} holds code that is not headwise's: {[path.name for path in code]}")
     named = config.get("auto_map", {}).values()
     if any(not own or str(reference).split(".")[0] != OWN_CODE.stem for reference in named):

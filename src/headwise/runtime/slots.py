@@ -40,8 +40,8 @@ class Rope:
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
     def as_model(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotations (..., P) of ``positions``, rounded as the model rounds them."""
-        angles = positions.unsqueeze(-1).float() * self.frequencies
+        """Rotations (P, ...) of ``positions``, rounded as the model rounds them."""
+        angles = self.frequencies.view(-1, *[1] * positions.ndim) * positions.float()
         return torch.polar(torch.ones_like(angles), angles)
 
 
@@ -62,11 +62,17 @@ class Pass:
         self.cache, self.past, self.tokens, self.positions, self.mask = cache, past, tokens, positions, mask
         self.device = device = cache.rope.frequencies.device
         slots = torch.arange(past, past + tokens, device=device)
-        self.visible = self._visible(batch, slots)
-        first = (self.visible[:, -1] > HIDDEN / 2).int().argmax(-1)
-        old = cache.padding if past else first
-        # A row may have been padding so far: then its first token comes now.
-        cache.padding = torch.where(first >= past, first, old)
+        self.batch = batch
+        if not past:
+            cache.padding = torch.zeros(batch, dtype=torch.long, device=device)
+        if mask is not None:
+            if mask.ndim != 4 or mask.shape[1] != 1:  # noqa: PLR2004 - as transformers makes them
+                raise ValueError(f"A packed cache reads masks (batch, 1, queries, slots), not {tuple(mask.shape)}.")
+            last = mask[:, 0, -1, : past + tokens]
+            seen = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
+            first = torch.where(seen.any(-1), seen.int().argmax(-1), past + tokens)
+            # A row may have been padding so far: then its first token comes now.
+            cache.padding = torch.where(first >= past, first, cache.padding)
         self.whole_ends = int(cache.padding.max()) + cache.spec.whole
         self.unturn = None
         if cache.rope.frequencies.numel():
@@ -74,14 +80,14 @@ class Pass:
             self._follow(slots, places, past)
             self.unturn = cache.rope.as_model(places).conj() / cache.rope.scale
 
-    def _visible(self, batch, slots):
+    @cached_property
+    def visible(self):
         """What is added to logits (B, T, slots so far)."""
-        length = self.past + self.tokens
+        batch, length = self.batch, self.past + self.tokens
         if self.mask is None:
-            hidden = torch.arange(length, device=self.device) > slots[:, None]
+            slots = torch.arange(length, device=self.device)
+            hidden = slots > slots[self.past :, None]
             return torch.zeros(hidden.shape, device=self.device).masked_fill(hidden, HIDDEN).expand(batch, -1, -1)
-        if self.mask.ndim != 4 or self.mask.shape[1] != 1:  # noqa: PLR2004
-            raise ValueError(f"A packed cache reads masks (batch, 1, queries, slots), not {tuple(self.mask.shape)}.")
         mask = self.mask[:, 0, :, :length]
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, HIDDEN)
@@ -101,13 +107,13 @@ class Pass:
 
     @cached_property
     def turn(self):
-        """Rotations (B, P) from positions to slots."""
-        return self.cache.rope.phases(self.cache.ahead).T if self.turned else None
+        """Rotations (P, B) from positions to slots."""
+        return self.cache.rope.phases(self.cache.ahead) if self.turned else None
 
     @cached_property
     def phases(self):
-        """Rotations (P, chunks) of the first slots of all chunks."""
-        return self.cache.rope.phases(torch.arange(0, self.slots, CHUNK, device=self.device))
+        """Rotations (P, chunks) back by the first slots of all chunks."""
+        return self.cache.rope.phases(-torch.arange(0, self.slots, CHUNK, device=self.device))
 
     @property
     def slots(self) -> int:

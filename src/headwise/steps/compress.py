@@ -56,7 +56,7 @@ def compress_model(
     which is ruinous for trained models. `hw.plan_of` gives the plan as it was carried out, `hw.save` saves the result.
 
     >>> small = hw.compress(model, plan, profile)
-    >>> hw.cost(small).cost.kv_bytes < hw.cost(model).cost.kv_bytes
+    >>> hw.cost(small).kv_bytes < hw.cost(model).kv_bytes
     True
     """
     config, names = config or CompressConfig(), _Names()
