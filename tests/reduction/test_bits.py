@@ -163,7 +163,9 @@ def test_saved_model_gives_its_cache_again(profiles, tmp_path):
         cache = packed_cache(one)
         mask = torch.ones_like(ids)
         generated.append(
-            one.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=9, do_sample=False, eos_token_id=None)  # noqa: E501
+            one.generate(
+                ids, attention_mask=mask, past_key_values=cache, max_new_tokens=9, do_sample=False, eos_token_id=None
+            )
         )
         assert cache.nbytes == cost_of(hw.shape_of(one), cache.get_seq_length(), len(ids), "fp32").kv_bytes
     assert torch.equal(*generated)
@@ -174,5 +176,3 @@ def test_saved_model_gives_its_cache_again(profiles, tmp_path):
         packed_cache(stock)
     with pytest.raises(InputError, match=r"there is no cache\.safetensors"):
         packed_cache(tiny("llama"))
-
-

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from headwise.runtime.packing import (
-    one_entry,
     WIDTHS,
     decode,
     encode,
     level_table,
+    one_entry,
     pack,
     read_spec,
     round_trip,

@@ -46,9 +46,7 @@ def paired_basis(source_NRR: Tensor) -> Tensor:
     half = source_NRR.shape[-1] // 2
     first, second = torch.arange(half), torch.arange(half) + half
     source = source_NRR.double()
-    angle_NP = 0.5 * torch.atan2(
-        2 * source[:, first, second], source[:, first, first] - source[:, second, second]
-    )
+    angle_NP = 0.5 * torch.atan2(2 * source[:, first, second], source[:, first, first] - source[:, second, second])
     turn = torch.zeros_like(source)
     turn[:, first, first] = turn[:, second, second] = angle_NP.cos()
     turn[:, second, first] = angle_NP.sin()

@@ -69,7 +69,7 @@ def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
     if layer.norm == "none":
         R = layer.rotary
         directions[:, :R, :R] = duals[:, :R, :R] = paired_basis(k[:, :R, :R])
-        if R < layer.qk_dim:
+        if layer.qk_dim > R:
             free = coding_basis(k[:, R:, R:], sums.mean("cached_k_clipped")[:, R:, R:])
             directions[:, R:, R:], duals[:, R:, R:] = free.directions_NRR, free.duals_NRR
     values = torch.ones(layer.kv_heads, layer.qk_dim, dtype=torch.float64)
@@ -78,9 +78,7 @@ def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
 
 def importances(bases: dict[str, Basis], sums: Sums) -> dict[str, Tensor]:
     """What losing each coordinate of keys and values would cost, (G, C)."""
-    return {
-        name: importance(bases[name], _centred(sums, name), sums.mean(f"cached_{name}_gradient")) for name in PARTS
-    }
+    return {name: importance(bases[name], _centred(sums, name), sums.mean(f"cached_{name}_gradient")) for name in PARTS}
 
 
 def _centred(sums: Sums, name: str) -> Tensor:

@@ -60,7 +60,11 @@ def turns_alike(model: PreTrainedModel) -> bool:
     if rotary is None:
         return not hasattr(model.base_model, "rotary_emb_local")
     kind = getattr(rotary, "rope_type", "default")
-    return isinstance(kind, str) and kind != "dynamic" and not isinstance(getattr(rotary, "layer_types", None), (list, set))
+    return (
+        isinstance(kind, str)
+        and kind != "dynamic"
+        and not isinstance(getattr(rotary, "layer_types", None), (list, set))
+    )
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from headwise.families.sites import has_one_stack
 from headwise.files.progress import Progress
 from headwise.records.healing import CURVE, HealConfig
 from headwise.records.plan import Plan
+from headwise.runtime.cache import CacheSpec
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows
-from headwise.runtime.cache import CacheSpec
 from headwise.tracing.gradient_checkpointing import gradient_checkpointing
 from headwise.tracing.rounding import rounding
 from headwise.tracing.scoring import predicts_next
