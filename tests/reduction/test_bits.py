@@ -1,6 +1,7 @@
 """Bits: planned by importance, folded into the weights without changing what they compute, read back from the cache."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -111,8 +112,8 @@ def test_options_fall_in_cost_as_they_rise_in_loss(profiles):
     request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), cache="mixed")
     offered = [option for (number, _), option in options(request) if number == 0]
     padding = 3 * 4096  # the last byte of each kind of field
-    assert all(a.cost + padding >= b.cost for a, b in zip(offered, offered[1:], strict=False))
-    assert all(a.loss <= b.loss + 1e-15 for a, b in zip(offered, offered[1:], strict=False))
+    assert all(a.cost + padding >= b.cost for a, b in pairwise(offered))
+    assert all(a.loss <= b.loss + 1e-15 for a, b in pairwise(offered))
     for option in offered[:: len(offered) // 4]:
         (change,) = option.changes()
         change.check(shape.layers[0], "here")
@@ -171,7 +172,7 @@ def test_saved_model_gives_its_cache_again(profiles, tmp_path):
     assert torch.equal(*generated)
     with torch.no_grad():
         for parameter in stock.parameters():
-            parameter += 0.1
+            parameter.add_(0.1)
     with pytest.raises(InputError, match="another model"):
         packed_cache(stock)
     with pytest.raises(InputError, match=r"there is no cache\.safetensors"):

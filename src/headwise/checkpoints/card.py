@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from headwise.families.sites import base_type
 from headwise.files.errors import InputError
 from headwise.files.writing import write_text
 from headwise.records.budget import budget_words
+from headwise.records.cost import cost_of
 from headwise.records.plan import Plan
 from headwise.records.shape import DIMS, ModelShape
 from headwise.runtime import modeling_headwise, reopen
@@ -63,7 +65,7 @@ from transformers import {opener}
 
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
-{_pooled(trust) if facts.get("pools") else ""}
+{_pooled(trust) if facts.get("pools") else ""}{_packed(shape) if "packed_bytes" in facts else ""}
 {origin}{f", by `{command}`" if command else ""}.
 {history}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
@@ -103,6 +105,21 @@ Sentences become vectors as they did before:
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/this/folder"{trust})
+```
+"""
+
+
+def _packed(shape: ModelShape) -> str:
+    dense = replace(shape, layers=tuple(replace(layer, packed=None) for layer in shape.layers))
+    bytes_each = [cost_of(each, 1).kv_bytes_per_token for each in (shape, dense)]
+    return f"""
+Its KV cache can be packed into {bytes_each[0]:,} bytes a token instead of {bytes_each[1]:,} in bf16, by the codes in
+`cache.safetensors`; without this it runs as any other model:
+
+```python
+import headwise as hw
+
+tokens = model.generate(**inputs, past_key_values=hw.cache(model))
 ```
 """
 

@@ -68,7 +68,7 @@ def check_saved(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
 
 def check_packed(model: PreTrainedModel, path: Path) -> dict[str, Any]:
     """Read how the cache of ``model`` is packed, fill one by a real pass, and compare its bytes with the prediction."""
-    inputs, before = example_inputs(model), model.config._attn_implementation
+    inputs, before = example_inputs(model), model.config._attn_implementation or "sdpa"
     cache = PackedCache(model, read_spec(path))
     try:
         with torch.inference_mode():

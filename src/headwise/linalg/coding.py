@@ -62,7 +62,7 @@ def importance(basis: Basis, source_NRR: Tensor, metric_NRR: Tensor) -> Tensor:
 
 
 def fit_levels(samples_NC: Tensor, bits: int) -> Tensor:
-    """Offset, scale and cubic part of the ``2**bits`` levels of each column of ``samples_NC`` that round it best: (C, 3).
+    """Offset, scale and cubic part of the ``2**bits`` levels that round each column of ``samples_NC`` best: (C, 3).
 
     Level ``c`` is ``offset + scale (u + cubic u^3)`` with ``u`` from -1 to 1: Lloyd's algorithm with levels that three
     numbers describe. They are fitted to samples of mean 0 and variance 1 and scaled back.

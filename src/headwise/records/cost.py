@@ -2,7 +2,7 @@
 
 A multiplication and an addition count as two operations; softmax, norms and rotations are left out, as everywhere, and
 so is what runs once per sequence (poolers, classifiers); an image's class token is counted like a patch.
-KV bytes are those of transformers' dynamic cache, or of headwise's packed one, checked against real caches in the tests.
+KV bytes are those of transformers' dynamic cache or of headwise's packed one, checked against real ones in the tests.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ GAIN_BYTES = 36  # of a layer: a factor in half precision for each width up to 8
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The cache of a layer whose coordinates are rounded: bytes of one token, bytes of the levels, tokens kept whole."""
+    """The cache of a layer whose coordinates are rounded: bytes of a token, bytes of the levels, tokens kept whole."""
 
     bytes_per_token: int
     level_bytes: int

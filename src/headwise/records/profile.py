@@ -154,9 +154,9 @@ QUANTITIES: dict[str, Quantity] = {
     "v_damage": Quantity(("dim",), "The same for value dimensions."),
     "k_bit_damage": Quantity(
         ("group", "coordinate"),
-        "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto their "
-        "own axes), were its errors independent from token to token: half the mean square of the gradient times the "
-        "variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
+        "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto "
+        "their own axes), were its errors independent from token to token: half the mean square of the gradient times "
+        "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
     ),
     "v_bit_damage": Quantity(
         ("group", "coordinate"), "The same for its values, in the basis in which they are rounded, dearest first."
@@ -227,7 +227,7 @@ class Check:
     """Prediction against truth: a plan's loss increase in nats per output as predicted, and as its model measured it.
 
     The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
-    ``agreement`` is the mean cosine of embeddings, of models without a head. ``rounded``: of plans that round the cache.
+    ``agreement`` is the mean cosine of embeddings, of models without a head. ``rounded``: the plan rounds the cache.
     """
 
     predicted: float

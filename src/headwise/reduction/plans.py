@@ -67,7 +67,7 @@ def predicted_losses(profile: Profile, layers: Sequence[Changes]) -> list[float]
 
 def slider(profile: Profile) -> dict[str, Any]:
     """What the slider of the page of ``profile`` moves over."""
-    return slider_tables(profile, lambda budget: menus_for(profile, budget))
+    return slider_tables(profile, lambda budget, cache: menus_for(profile, budget, cache=cache))
 
 
 def _check(profile: Profile, multiple: int, protect: Collection[int], uniform: bool) -> None:

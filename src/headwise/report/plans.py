@@ -78,7 +78,8 @@ def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
     if expected is None:
         prediction += " (large cuts cost more than predicted, and nothing was held out to check it)."
     else:
-        prediction += f"; such cuts, refitted, measured {expected / loss:.2g}x of it on text like "
+        such = "such caches" if plan.budget.get("cache") else "such cuts, refitted,"
+        prediction += f"; {such} measured {expected / loss:.2g}x of it on text like "
         prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}"
         agreement = plan.predicted.get("agreement")
         prediction += "." if agreement is None else f", and embeddings with a cosine of about {agreement:.3f}."
@@ -90,11 +91,20 @@ def _early_and_late(plan: Plan, profile: Profile) -> list[str]:
     third = len(layers) // THIRD
     if not third:
         return []
-    early, late = (
-        f"{_kept(part, 'qk_dim')} of queries and keys, {_kept(part, 'v_dim')} of values"
-        for part in (layers[:third], layers[-third:])
-    )
+    parts = (layers[:third], layers[-third:])
+    if any(after is not None and after.packed is not None for _, after in layers):
+        early, late = (f"{_bytes_kept(part)} of its cache" for part in parts)
+    else:
+        early, late = (
+            f"{_kept(part, 'qk_dim')} of queries and keys, {_kept(part, 'v_dim')} of values" for part in parts
+        )
     return [f"The first third of the layers keeps {early}; the last third {late}."]
+
+
+def _bytes_kept(layers: Sequence[tuple[LayerShape, LayerShape | None]]) -> str:
+    """Share of the bytes of a token that these layers keep in a cache of 16 bits a number."""
+    before = sum(layer.token_bytes(2) for layer, _ in layers)
+    return f"{sum(after.token_bytes(2) for _, after in layers if after is not None) / (before or 1):.0%}"
 
 
 def _kept(layers: Sequence[tuple[LayerShape, LayerShape | None]], width: str) -> str:

@@ -50,7 +50,7 @@ def cache_per_token(model: PreTrainedModel, codes: CacheSpec | None = None) -> f
 
 def _growth(model: PreTrainedModel, codes: CacheSpec, ids: Tensor) -> float:
     """Bytes that one more token of one sequence adds to a packed cache, by a real one."""
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation or "sdpa"
     cache, sizes = PackedCache(model, codes), []
     try:
         with torch.inference_mode():
@@ -75,7 +75,7 @@ def decoder_speed(
     with ExitStack() as afterwards, torch.inference_mode():
         for model, packed in zip(models, codes, strict=True):
             if packed is not None:
-                afterwards.callback(model.set_attn_implementation, model.config._attn_implementation)
+                afterwards.callback(model.set_attn_implementation, model.config._attn_implementation or "sdpa")
         prompts = [_prompt(model, context) for model in models]
         read = partial(_read, dict(zip(map(id, models), codes, strict=True)))
         caches = [read(model, ids[:, :-STEPS]) for model, ids in zip(models, prompts, strict=True)]

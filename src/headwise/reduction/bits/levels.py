@@ -90,8 +90,8 @@ def _levels(samples_NGC: Tensor, bits_GC: Tensor) -> Tensor:
 def gains() -> Tensor:
     """For each width the factor on a decoded deviation from its mean.
 
-    Rounding to the nearest level shrinks a coordinate by its own noise; shrinkage is alike for all tokens and hurts more
-    than as much noise. The factor that costs least lies between none and undoing all of it.
+    Rounding to the nearest level shrinks a coordinate by its own noise; shrinkage is alike for all tokens and hurts
+    more than as much noise. The factor that costs least lies between none and undoing all of it.
     """
     factors = torch.ones(WIDTHS[-1] + 1)
     for bits, noise in NOISE.items():

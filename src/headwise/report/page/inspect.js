@@ -215,15 +215,16 @@ function cached(layer, context) {
   if (layer.cache === "source") return data.source_tokens;
   return layer.window ? Math.min(context, layer.window - 1) : context;
 }
+function rounding() { return data.budget.rounded.length > 0 && $("rounded").checked; }
 function choices() {
-  const tables = data.budget.tables;
+  const tables = rounding() ? data.budget.rounded : data.budget.tables;
   return tables[tables.length > 1 ? $("context").selectedIndex : 0];
 }
 function drawBudget() {
   const table = choices(), context = Number($("context").value), batch = Number($("batch").value);
   $("keep").min = String(table[0].share);
-  const choice = table.find((one) => one.share === Number($("keep").value)), share = choice.share / 100;
-  const chosen = choice.layers.map(([groups, qk, v, cached, phrase]) => ({ groups, qk, v, cached, phrase: data.budget.phrases[phrase] }));
+  const choice = table.find((one) => one.share === Number($("keep").value)) ?? table[0], share = choice.share / 100;
+  const chosen = choice.layers.map(([groups, qk, v, bytes, phrase, once, each]) => ({ groups, qk, v, bytes, phrase: data.budget.phrases[phrase], once: once + batch * each }));
   $("keep-value").textContent = percent(choice.kept);
   $("keep").setAttribute("aria-valuetext", `${percent(choice.kept)}, predicted loss increase ${plain(choice.loss)} nats`);
   const loss = choice.expected ?? choice.loss, means = kv ? `perplexity × ${Math.exp(loss).toFixed(3)}` : "per output";
@@ -232,10 +233,11 @@ function drawBudget() {
     const before = layers.reduce((sum, layer) => sum + layer.kv_heads * layer[kind + "_dim"], 0);
     $("kept-" + kind).textContent = percent(chosen.reduce((sum, layer) => sum + layer.groups * layer[kind], 0) / (before || 1));
   }
-  const bytes = (numbers) => layers.reduce((sum, layer, l) => sum + 2 * batch * numbers(l, layer) * cached(layer, context), 0);
-  if (kv) $("bytes").innerHTML = `${size(bytes((l) => chosen[l].cached))} <small>of ${size(bytes((l, layer) => layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
+  const bytes = (each) => layers.reduce((sum, layer, l) => sum + batch * each(l, layer) * cached(layer, context), 0);
+  const now = bytes((l) => chosen[l].bytes) + chosen.reduce((sum, layer) => sum + layer.once, 0);
+  if (kv) $("bytes").innerHTML = `${size(now)} <small>of ${size(bytes((l, layer) => 2 * layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
   const windows = data.budget.tables.length > 1 ? ` --cache-tokens ${context}` : "";
-  $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}` : `--keep-attention-params ${share}`} -o plan.json`;
+  $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}${rounding() ? "" : " --cache none"}` : `--keep-attention-params ${share}`} -o plan.json`;
   drawWidths(chosen);
 }
 /** A bar is as high as the width of a head and as wide as the share of key/value heads that stay. */
@@ -245,14 +247,14 @@ function drawWidths(chosen) {
   const most = Math.max(...layers.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
   [["qk", "qk_dim", 0, "blue", "query/key"], ["v", "v_dim", half + 12, "green", "value"]].forEach(([kind, full, shift, colour, name]) => {
     layers.forEach((layer, l) => {
-      const { groups, phrase, [kind]: width } = chosen[l], x = left + l * cell, base = top + shift + half;
-      const tall = half * layer[full] / most, kept = half * width / most, wide = (cell - 2) * (layer.kv_heads ? groups / layer.kv_heads : 0);
+      const { groups, phrase, bytes, qk, v, [kind]: width } = chosen[l], bits = rounding() ? 8 * bytes / (groups * (qk + v) || 1) : 16, x = left + l * cell, base = top + shift + half;
+      const tall = half * layer[full] / most, kept = half * width / most * bits / 16, wide = (cell - 2) * (layer.kv_heads ? groups / layer.kv_heads : 0);
       const box = draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
       const bar = draw(svg, "rect", { x, y: base - kept, width: wide, height: kept, fill: `var(--${colour})`, "data-kind": kind, "data-width": width, "data-groups": groups });
       const heads = groups === layer.kv_heads ? "" : `, ${groups}/${layer.kv_heads} groups`;
       for (const part of [box, bar]) draw(part, "title", {}, groups ? `layer ${l}: ${name} ${width} of ${layer[full]}${heads}${phrase && ` (${phrase})`}` : `layer ${l}: ${phrase || "no attention"}`);
       const inside = kept > 16 && wide > 18;
-      if (cell >= 22) draw(svg, "text", { x: x + (inside ? wide : cell - 2) / 2, y: inside ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: inside ? "inside" : "" }, groups ? width : "–");
+      if (cell >= 22) draw(svg, "text", { x: x + (inside ? wide : cell - 2) / 2, y: inside ? base - kept + 13 : base - kept - 3, "text-anchor": "middle", class: inside ? "inside" : "" }, !groups ? "–" : rounding() ? bits.toFixed(1) : width);
     });
     const y = top + shift + half / 2;
     draw(svg, "text", { x: 14, y, "text-anchor": "middle", transform: `rotate(-90 14 ${y})` }, name);
@@ -286,7 +288,9 @@ if (data.budget.tables.length) {
     $("budget-of").textContent = "attention parameters";
     for (const id of ["bytes", "context", "batch"]) $(id).parentElement.hidden = true;
   }
-  for (const id of ["keep", "context", "batch"]) $(id).addEventListener("input", drawBudget);
+  $("rounded").parentElement.hidden = !data.budget.rounded.length;
+  if (data.budget.rounded.length) $("keep").value = "25";
+  for (const id of ["keep", "context", "batch", "rounded"]) $(id).addEventListener("input", drawBudget);
   $("copy").addEventListener("click", async () => {
     const text = $("command").textContent;
     try { await navigator.clipboard.writeText(text); } catch {
