@@ -75,6 +75,7 @@ def test_it_says_what_was_measured(page, profile):
 def test_the_slider_plans_as_the_planner_does(page, profile):
     measured = Profile.load(profile / "profile.json")
     before = page.inner_text("#loss")
+    page.locator("#rounded").uncheck()
     for keep in (100, 90, 62.5, 40, 20):
         page.locator("#keep").fill(str(keep))
         plan = plan_for(measured, Budget("keep_kv", keep / 100))
@@ -84,11 +85,26 @@ def test_the_slider_plans_as_the_planner_does(page, profile):
             assert shown == [(layer.kv_heads, getattr(layer, f"{kind}_dim")) for layer in plan.after(measured.shape)]
         predicted = float(page.inner_text("#loss").split()[0])
         assert predicted == pytest.approx(plan.predicted["loss_increase"], rel=0.02, abs=1e-9)
-        assert f"--keep-kv {keep / 100:g} " in page.inner_text("#command")
+        assert f"--keep-kv {keep / 100:g} --cache none " in page.inner_text("#command")
     assert page.inner_text("#loss") != before
     # 5 layers x 2 key/value heads x (32 + 32) x 2 bytes at 128 tokens
     page.locator("#keep").fill("100")
     assert page.inner_text("#bytes") == "160 KiB of 160 KiB"
+
+
+@needs_browser
+def test_the_slider_over_rounded_caches_plans_as_the_planner_does(page, profile):
+    measured = Profile.load(profile / "profile.json")
+    for keep in (50, 40, 30):
+        page.locator("#keep").fill(str(keep))
+        plan = plan_for(measured, Budget("keep_kv", keep / 100, 128), cache="mixed")
+        predicted = float(page.inner_text("#loss").split()[0])
+        assert predicted == pytest.approx(plan.predicted["loss_increase"], rel=0.02, abs=1e-9)
+        shown = [title for title in page.locator("#widths [data-kind=qk] title").all_text_contents()]
+        assert all(phrase in title for phrase, title in zip(plan.describe(), shown[::2], strict=True))
+        assert "--cache" not in page.inner_text("#command")
+        kept = float(page.inner_text("#bytes").split()[0]) * 1024
+        assert kept == pytest.approx(cost_of(measured.shape.planned(plan), 128).kv_bytes, rel=0.01)
 
 
 @needs_browser
@@ -113,6 +129,7 @@ def test_removed_heads_and_attention_are_shown(browser, profile, tmp_path):
     write_page(pressed, tmp_path / "page.html", slider(pressed))
     opened = browser.new_page()
     opened.goto((tmp_path / "page.html").as_uri())
+    opened.locator("#rounded").uncheck()
     opened.locator("#keep").fill("65")
     titles = opened.locator("#widths [data-kind=qk] title").all_text_contents()
     assert ", 1/2 groups (heads 8 > 4, kv heads 2 > 1" in titles[0] and titles[1] == "layer 1: no attention"
