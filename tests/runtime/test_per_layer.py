@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import headwise as hw
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
+from headwise.records import LayerPlan, Plan
 from headwise.reduction.build import build_reduced
 from headwise.runtime.cache import CacheSpec, PackedCache, write_spec
-from tests.plans import uneven
 from tests.runtime.specs import random_codes
 from tests.tiny import tiny
 
@@ -32,7 +32,9 @@ def folder(tmp_path_factory):
     """A per-layer model whose layers differ, one without attention, with codes beside the weights."""
     out = tmp_path_factory.mktemp("packed") / "out"
     model = tiny("llama")
-    plan = uneven(shape_of(model))
+    shape = shape_of(model)
+    narrow = LayerPlan(4, 2, 4, 5, rope_pairs=((0, 2), (3, 1)))
+    plan = Plan.make(shape, (narrow, LayerPlan(0, 0, 0, 0), LayerPlan.full(shape.layers[2])))
     reduced = build_reduced(model, plan)
     save_student(reduced, out, plan=plan, source="")
     write_spec(out / "cache.safetensors", codes_for(reduced))
