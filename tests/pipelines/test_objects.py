@@ -101,7 +101,7 @@ def test_models_are_given_by_name(place, tokenizer):
 
 def test_a_plan_of_an_object_is_that_of_its_folder_and_prints_as_a_table(measured, tmp_path):
     measured.save(tmp_path / "run")
-    config = PlanConfig(multiple_of=4, protect="0")
+    config = PlanConfig(multiple_of=4, protect="0", cache="none")
     chosen = plan(measured, keep_kv=0.5, config=config)
     options = {"multiple": 4, "protect": frozenset({0})}
     folder, _ = make_plan(tmp_path / "run", None, Budget("keep_kv", 0.5), **options)
@@ -120,7 +120,7 @@ def test_a_bound_is_measured_on_the_model_in_memory(place, tokenizer, measured, 
     measured.save(tmp_path / "run")
     model = open_model(str(place / "dense"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    config = PlanConfig(multiple_of=2)
+    config = PlanConfig(multiple_of=2, cache="none")
     chosen = plan(measured, max_loss_increase=0.5, config=config, model=model)
     folder, _ = plan_within(tmp_path / "run", None, 0.5, multiple=2, opening=OpenConfig(device="cpu"))
     assert (chosen.layers, chosen.predicted) == (folder.layers, folder.predicted)

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from headwise import cost
 from headwise.cli import app
 from headwise.files.errors import InputError
 from headwise.records.budget import Budget
@@ -48,10 +49,11 @@ def written(place):
 
 
 def test_everything_is_there_and_a_second_run_changes_nothing(place):
-    _, plan, scores = walk(place)
+    scores = walk(place)[2]
     before = written(place)
     dense, student = scores.models
-    assert student.cache_bytes_per_token == pytest.approx(plan.predicted["kept"] * dense.cache_bytes_per_token)
+    for scored, folder in ((dense, "tiny"), (student, "out/model")):
+        assert scored.cache_bytes_per_token == cost(place / folder, cache_dtype="fp32").kv_bytes_per_token
     assert AutoModelForCausalLM.from_pretrained(place / "out" / "model") is not None
     assert "## Scores" in (place / "out" / "model" / "README.md").read_text()
     page = (place / "out" / "report.html").read_text()

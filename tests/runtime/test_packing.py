@@ -13,6 +13,7 @@ from headwise.runtime.packing import (
     decode,
     encode,
     level_table,
+    one_entry,
     pack,
     read_spec,
     round_trip,
@@ -100,10 +101,10 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, change, sentence):
     tensors = {**load_file(path), **change}
     metadata = {"format": "headwise-cache", "version": "1", "whole": "1", "rotary": "8", "interleaved": "false"}
     metadata["fingerprint"] = spec.fingerprint
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, metadata)
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, one_entry(metadata))
     with pytest.raises(ValueError, match=sentence):
         read_spec(path)
-    save_file(load_file(path), path, {**metadata, "version": "2"})
+    save_file(load_file(path), path, one_entry({**metadata, "version": "2"}))
     with pytest.raises(ValueError, match="not a headwise-cache file of version 1"):
         read_spec(path)
     path.write_bytes(path.read_bytes()[:50])

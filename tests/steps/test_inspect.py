@@ -56,6 +56,12 @@ def sound_or_pictures(name, path):
     return path
 
 
+def packs(name, layer):
+    """Whether the cache of a layer can be packed: all tokens are cached, and one kind of RoPE serves all layers."""
+    growing = layer.cache == "tokens" and layer.window is None and layer.latent is None
+    return growing and name not in ("gemma3_text", "whisper")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family(name, tmp_path):
     save(tmp_path / "model", name)
@@ -84,7 +90,7 @@ def test_every_family(name, tmp_path):
         several, rotary = len(layer.lengths) > 1, dims.rotary > 0
         assert missing == (set() if several else {"jacobian_exponent"}) | (
             set() if rotary else {"rope_pair_energy", "rope_pair_dims"}
-        )
+        ) | (set() if packs(name, dims) else {"k_bit_damage", "v_bit_damage"})
         assert len(layer.values["qk_damage"]) == dims.qk_dim + 1
         assert layer.values["qk_damage"][dims.qk_dim] == layer.values["v_damage"][dims.v_dim] == 0
         for share in (0, 1, 2):

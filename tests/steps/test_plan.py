@@ -240,7 +240,10 @@ def test_one_budget_and_sensible_layers():
         ((), "Give one budget"),
         (("--keep-kv", "0.5", "--protect", "7"), "There is no layer 7 to protect: the model has layers 0 to 2"),
         (("--keep-kv", "0.5", "--multiple-of", "0"), "cannot be multiples of 0"),
-        (("--kv-bytes-per-token", "10"), "10 bytes of KV cache per token are not possible .* the least is 32 bytes"),
+        (
+            ("--kv-bytes-per-token", "10", "--cache", "none"),
+            "10 bytes of KV cache per token are not possible .* the least is 32 bytes",
+        ),
         (("--fit", "1kB at 32k x 4"), r"at 32,768 tokens x 4 are not possible .* the least is 0\.\d+ GB"),
     ],
 )
@@ -261,7 +264,7 @@ def test_models_without_a_cache_say_so(measured):
 
 def test_the_command(measured, tmp_path):
     run, output = str(measured("llama")[1]), tmp_path / "plan.json"
-    given = ["plan", run, "--keep-kv", "0.5", "--multiple-of", "2", "-o", str(output)]
+    given = ["plan", run, "--keep-kv", "0.5", "--multiple-of", "2", "--cache", "none", "-o", str(output)]
     dry = CliRunner().invoke(app, [*given, "--dry-run"])
     assert dry.exit_code == 0 and not output.exists()
     assert "predicted loss increase" in dry.stdout and "384 > 192  (50.0%)" in dry.stdout

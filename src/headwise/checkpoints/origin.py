@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from headwise.checkpoints.fingerprint import located
 from headwise.files.errors import InputError
 from headwise.records.plan import Plan
+from headwise.runtime.cache import CacheSpec
 
 PLAN = "plan.json"
 REMEMBERED = "_headwise_origin"
@@ -22,7 +23,7 @@ class Origin:
     """``source`` is the model (folder or Hub id) whose tokenizer or processor files go along, "" where there is none.
 
     ``facts`` are for the card (method and what was refitted, or how it was healed or trained), ``files`` texts to lay
-    beside. ``tokenizer`` is one in memory, which goes along instead of files.
+    beside. ``tokenizer`` is one in memory, which goes along instead of files, ``codes`` say how its cache is packed.
     """
 
     plan: Plan
@@ -30,6 +31,7 @@ class Origin:
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Any = None
+    codes: CacheSpec | None = None
 
 
 def remember(model: PreTrainedModel, origin: Origin) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""The packed KV cache of a model in memory, by the codes that lie beside its weights."""
+"""The packed KV cache of a model: how it is coded, from memory or from the folder the model was opened from."""
 
 from __future__ import annotations
 
@@ -6,35 +6,52 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from headwise.checkpoints.fingerprint import fingerprint
+from headwise.checkpoints.origin import origin_of
 from headwise.files.errors import InputError
-from headwise.runtime.cache import CODES, PackedCache, codes_beside, read_spec
+from headwise.runtime.cache import CODES, CacheSpec, PackedCache, read_spec
+
+
+def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheSpec | None:
+    """How the cache of ``model`` is coded: as it was made, else as the ``folder`` it was opened from says."""
+    origin = origin_of(model)
+    if folder is None and origin is not None and origin.codes is not None:
+        return origin.codes
+    place = folder or model.name_or_path
+    path = Path(place or "").expanduser() / CODES
+    if not place or not path.is_file():
+        return None
+    try:
+        codes = read_spec(path)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if codes.fingerprint != fingerprint(model):
+        raise InputError(f"{path} is of another model: its weights are not those that the cache was fitted to.")
+    return codes
 
 
 def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bool = True) -> PackedCache:
     """An empty packed cache for ``model``, to be given to `generate` or to the model itself.
 
-    It packs keys and values by the codes (cache.safetensors) in the folder that the model was opened from, or in
-    ``folder``. One cache is for one run of `generate`, or for one conversation. ``fused=False`` unpacks everything at
-    every step, for models whose attention cannot read packed numbers.
+    It packs keys and values as `compress` found it best for this model: in memory, in the folder that the model was
+    opened from, or in ``folder``. One cache is for one run of `generate`, or for one conversation. ``fused=False``
+    unpacks everything at every step, for models whose attention cannot read packed numbers.
 
-    >>> cache = hw.cache(model, coded)
+    >>> small = hw.compress(model, plan, profile)
+    >>> cache = hw.cache(small)
     >>> inputs = tokenizer("the quick brown fox", return_tensors="pt")
-    >>> tokens = model.generate(**inputs, past_key_values=cache, max_new_tokens=4)
+    >>> tokens = small.generate(**inputs, past_key_values=cache, max_new_tokens=4)
     >>> cache.get_seq_length() == tokens.shape[1] - 1
     True
     """
-    place = folder or model.name_or_path or "memory"
+    codes = codes_of(model, folder)
+    if codes is None:
+        place = folder or model.name_or_path or "memory"
+        raise InputError(
+            f"{type(model).__name__} comes from {place}, where there is no {CODES}: compress it with bits first, or "
+            "give the folder that has one."
+        )
     try:
-        if folder is None:
-            spec = codes_beside(model)
-        else:
-            path = Path(folder).expanduser() / CODES
-            spec = read_spec(path) if path.is_file() else None
-        if spec is not None:
-            return PackedCache(model, spec, fused=fused)
+        return PackedCache(model, codes, fused=fused)
     except ValueError as error:
-        raise InputError(str(error)) from error
-    raise InputError(
-        f"{type(model).__name__} comes from {place}, where there is no {CODES}: "
-        "compress it with bits first, or give the folder that has one."
-    )
+        raise InputError(str(error)) from None

@@ -38,11 +38,22 @@ def layer_kinds(layer: LayerShape) -> Kinds:
     return {name: (torch.float32, shape) for name, shape in shapes.items()} if layer.heads else {}
 
 
+def code_kinds(layer: LayerShape) -> Kinds:
+    """The tensors that a profile also holds of a layer whose cache can be packed."""
+    widths = {"k": layer.qk_dim, "v": layer.v_dim}
+    return {
+        f"{part}_code_{name}": (torch.float32, (layer.kv_heads, width, width))
+        for part, width in widths.items()
+        for name in ("directions", "duals")
+    }
+
+
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
-    expected = {
-        f"{i}.{name}": kind for i, layer in enumerate(shape.layers) for name, kind in layer_kinds(layer).items()
-    }
+    expected = {}
+    for i, layer in enumerate(shape.layers):
+        coded = code_kinds(layer) if any(f"{i}.{name}" in tensors for name in code_kinds(layer)) else {}
+        expected |= {f"{i}.{name}": kind for name, kind in {**layer_kinds(layer), **coded}.items()}
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
     check_tensors(measured, expected, f"{path}")
     for which in (INPUTS, HELD_OUT):

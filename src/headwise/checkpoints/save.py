@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from headwise.checkpoints.card import card
 from headwise.checkpoints.companions import MODULES, copy_companions
+from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.origin import PLAN, Origin, made_by_headwise
-from headwise.checkpoints.verify import check_saved
+from headwise.checkpoints.verify import check_packed, check_saved
 from headwise.data.foreign import without_code
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.sites import base_type
@@ -23,6 +24,7 @@ from headwise.files.reading import read_json
 from headwise.files.writing import new_folder, write_text
 from headwise.records.plan import Plan
 from headwise.runtime import modeling_headwise, reopen
+from headwise.runtime.cache import CODES, write_spec
 
 
 def save(
@@ -78,9 +80,13 @@ def write_model(
         reduced = origin.plan.blueprint is None
         notes = copy_companions(origin.source, temporary, pooling=reduced, tokenizer=not own_words)
         origin.plan.save(temporary / PLAN)
+        if origin.codes is not None:
+            write_spec(temporary / CODES, replace(origin.codes, fingerprint=fingerprint(model)))
         for name, text in origin.files.items():
             write_text(temporary / name, text)
         report = {**check_saved(model, temporary), "notes": notes}
+        if origin.codes is not None:
+            report |= check_packed(model, temporary / CODES)
         facts = {**report, **origin.facts, "pools": (temporary / MODULES).exists()}
         write_text(temporary / "README.md", card(model, origin.plan, origin.source, command, facts))
     return report

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records.cost import cost_of
 from headwise.runtime import reopen
+from headwise.runtime.cache import PackedCache, read_spec
 from headwise.tracing.example import example_inputs
 
 DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -64,10 +66,27 @@ def check_saved(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     return {**report, "difference": difference}
 
 
+def check_packed(model: PreTrainedModel, path: Path) -> dict[str, Any]:
+    """Read how the cache of ``model`` is packed, fill one by a real pass, and compare its bytes with the prediction."""
+    inputs, before = example_inputs(model), model.config._attn_implementation
+    cache = PackedCache(model, read_spec(path))
+    try:
+        with torch.inference_mode():
+            model.eval()(**inputs, past_key_values=cache, use_cache=True)
+    finally:
+        model.set_attn_implementation(before)
+    rows, tokens = inputs["input_ids"].shape
+    predicted = cost_of(shape_of(model), tokens, rows, DTYPES[model.dtype]).kv_bytes
+    if cache.nbytes != predicted:
+        raise RuntimeError(f"The packed cache holds {cache.nbytes} bytes, not {predicted}.")
+    return {"packed_bytes": cache.nbytes}
+
+
 def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> int:
-    """Bytes the cache must hold after one pass over ``inputs``, by the arithmetic of `headwise.records`."""
+    """Bytes a plain cache must hold after one pass over ``inputs``, by the arithmetic of `headwise.records`."""
     ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
     shape = shape_of(model)
+    shape = replace(shape, layers=tuple(replace(layer, packed=None) for layer in shape.layers))
     if ids is None or not getattr(model.config, "use_cache", False):
         return 0
     return cost_of(shape, ids.shape[1], ids.shape[0], DTYPES[model.dtype]).kv_bytes

@@ -98,10 +98,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
         progress.set_level(quiet=quiet, verbose=verbose)
+        chosen: dict[str, Any] = {}  # an option may be called like the settings of another group
         for name, (settings, part, names) in groups.items():
             own = {each.name: _read(each, values.pop(shown_name)) for shown_name, each in names.items()}
-            values[name] = None if part.needs and not own[part.needs] else settings(**own)
-        function(**values)
+            chosen[name] = None if part.needs and not own[part.needs] else settings(**own)
+        function(**values, **chosen)
 
     run.__signature__ = signature.replace(parameters=parameters)  # pyrefly: ignore[missing-attribute]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -61,7 +61,7 @@ def plan(
     if file is not None:
         check_file(file)
     folder = _profile_of(source, text, reading, opening)
-    options = {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform}
+    options = {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform, "cache": config.cache}
     if limit is not None:
         chosen, profile = make_plan(folder, file, limit, **options)
     else:

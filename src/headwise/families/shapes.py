@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple, fields, replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -10,8 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
 from headwise.families.sites import Site, base_type, matrix, sites_of
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader
+from headwise.records.packing import Packed
 from headwise.records.shape import Latent, LayerShape, ModelShape, Norm
 
+CACHE_ENTRY = "headwise_cache"  # in config.json, which stock classes carry along
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
@@ -25,7 +30,10 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
     sites = sites_of(model)
     family = family_of(base_type(model.config))
     rotary = rotary_width(model)
-    layers = tuple(_layer(model, site, sites, rotary) for site in sites)
+    packed = _packed(model.config, len(sites))
+    layers = tuple(
+        replace(_layer(model, site, sites, rotary), packed=each) for site, each in zip(sites, packed, strict=True)
+    )
     in_blocks = sum(layer.rest_parameters + layer.own_norm for layer in layers)
     width = int(model.config.hidden_size)
     attention = sum(layer.parameters(width) for layer in layers)
@@ -104,6 +112,24 @@ def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -
         norm=_norm_kind(norms),
         **common,
     )
+
+
+def packed_entries(layers: Iterable[LayerShape]) -> list[list[int] | None] | None:
+    """What a config says of the packed caches of ``layers``; None where there are none."""
+    entries = [None if layer.packed is None else list(astuple(layer.packed)) for layer in layers]
+    return entries if any(entries) else None
+
+
+def _packed(config: PreTrainedConfig, layers: int) -> list[Packed | None]:
+    """The packed cache of each layer as `packed_entries` wrote it into ``config``."""
+    content = getattr(config, CACHE_ENTRY, None)
+    if content is None:
+        return [None] * layers
+    rows = Reader(content, f"config.json: {CACHE_ENTRY}").items()
+    numbers = [None if row.content is None else row.integers(least=0) for row in rows]
+    if len(rows) != layers or any(each is not None and len(each) != len(fields(Packed)) for each in numbers):
+        raise InputError(f"config.json: {CACHE_ENTRY} must hold {len(fields(Packed))} numbers or null for each layer.")
+    return [None if each is None else Packed(*each) for each in numbers]
 
 
 def _latent_layer(site: Site, common: dict) -> LayerShape:

@@ -65,7 +65,7 @@ def planned(profile: Profile | Path | str, budget: Budget, config: PlanConfig) -
 def options_of(config: PlanConfig) -> dict[str, Any]:
     """The settings of a plan as the planner takes them."""
     protected = frozenset() if config.protect is None else read_layers(config.protect)
-    return {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform}
+    return {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform, "cache": config.cache}
 
 
 def _searched(

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from headwise.records.profile import Check
+from headwise.records.profile import Check, Profile
+from headwise.records.shape import ModelShape
+
+
+def checks_of(profile: Profile, after: ModelShape) -> list[Check]:
+    """The checks of a ``profile`` that tell of a model like ``after``: those of rounded caches, or of none."""
+    packed = any(layer.packed is not None for layer in after.layers)
+    return [check for check in profile.checks if check.rounded == packed]
 
 
 def expected(checks: Sequence[Check], predicted: float) -> float | None:

@@ -18,16 +18,17 @@ Menus = dict[Part, list[Option]]
 
 @dataclass(frozen=True, slots=True)
 class MenuRequest:
-    """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, and layers to leave alone.
+    """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, layers to leave alone.
 
     ``cost`` counts a layer with its block as it would be (None: dropped); only differences between the options of one
-    menu matter.
+    menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "int8", "int4" or "none".
     """
 
     profile: Profile
     cost: Callable[[LayerShape | None], int]
     multiple: int = 8
     protect: Collection[int] = ()
+    cache: str = "none"
 
     def layers(self) -> Iterator[tuple[int, LayerShape]]:
         """Numbers and shapes of the layers that may change: measured, and not protected."""

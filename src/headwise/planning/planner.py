@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headwise.files.errors import InputError
-from headwise.planning.expectation import expected, expected_agreement
+from headwise.planning.expectation import checks_of, expected, expected_agreement
 from headwise.planning.knapsack import choose, least
 from headwise.planning.menus import Menus
 from headwise.records.budget import Budget
@@ -56,12 +56,12 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
     if spent > limit:
         raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
     costs = [cost_of(each, budget.tokens(shape), budget.batch, budget.dtype) for each in (shape, after)]
-    loss = sum(losses)
+    loss, checks = sum(losses), checks_of(profile, after)
     predicted = {
         "loss_increase": loss,
         "by_layer": list(losses),
-        "expected": expected(profile.checks, loss),
-        "agreement": expected_agreement(profile.checks, loss),
+        "expected": expected(checks, loss),
+        "agreement": expected_agreement(checks, loss),
         "text": profile.text.get("name", ""),
         "notes": _few_samples(profile, layers),
         "kept": spent / budget.measure(shape),

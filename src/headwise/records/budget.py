@@ -87,10 +87,10 @@ class Budget:
         if self.kind == "keep_attention_params":
             return parameters
         bytes_each = DTYPE_BYTES[self.dtype]
-        per_token = layer.cached_per_token * bytes_each
         if self.kind == "kv_bytes_per_token":
-            return per_token if layer.cache == "tokens" else 0
-        cached = per_token * layer.cached_tokens(self.tokens(shape), shape.source_tokens) * self.batch
+            return layer.token_bytes(bytes_each) if layer.cache == "tokens" else 0
+        tokens = layer.cached_tokens(self.tokens(shape), shape.source_tokens)
+        cached = layer.cache_bytes(tokens, self.batch, bytes_each)
         if self.kind == "keep_kv":
             return cached
         return cached + (parameters + layer.own_norm + layer.rest_parameters) * bytes_each

@@ -27,6 +27,7 @@ class Change(ABC):
     __slots__ = ()
     kind: ClassVar[str]
     order: ClassVar[int]
+    exact: ClassVar[bool] = False  # the weights compute what they did: there is nothing to fit
 
     @abstractmethod
     def check(self, layer: LayerShape, where: str) -> None:

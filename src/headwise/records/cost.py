@@ -2,7 +2,7 @@
 
 A multiplication and an addition count as two operations; softmax, norms and rotations are left out, as everywhere, and
 so is what runs once per sequence (poolers, classifiers); an image's class token is counted like a patch.
-KV bytes are those of transformers' dynamic cache, checked against real caches in the tests.
+KV bytes are those of transformers' dynamic cache, or of headwise's packed one, checked against real caches in the tests.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _layer_cost(layer: LayerShape, shape: ModelShape, context: int, batch: int, 
     prefill, decode = _flops(layer, shape, context)
     return LayerCost(
         parameters=layer.parameters(shape.width),
-        kv_bytes_per_token=layer.cached_per_token * bytes_each if layer.cache == "tokens" else 0,
-        kv_bytes=layer.cached_per_token * kept * batch * bytes_each,
+        kv_bytes_per_token=layer.token_bytes(bytes_each) if layer.cache == "tokens" else 0,
+        kv_bytes=layer.cache_bytes(kept, batch, bytes_each),
         prefill_flops=prefill,
         decode_flops=decode,
     )

@@ -152,8 +152,18 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "qk_pairs": Quantity(("dim",), "RoPE pairs among those dimensions."),
     "v_damage": Quantity(("dim",), "The same for value dimensions."),
+    "k_bit_damage": Quantity(
+        ("group", "coordinate"),
+        "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto their "
+        "own axes), were its errors independent from token to token: half the mean square of the gradient times the "
+        "variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
+    ),
+    "v_bit_damage": Quantity(
+        ("group", "coordinate"), "The same for its values, in the basis in which they are rounded, dearest first."
+    ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
+CACHED = ("k_bit_damage", "v_bit_damage")  # of layers whose cache can be packed
 SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
 HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
 
@@ -191,7 +201,7 @@ class LayerProfile:
         """Whether a whole profile has ``name`` of this layer."""
         if name == "jacobian_exponent":
             return len(self.lengths) > 1
-        return bool(layer.rotary) if name.startswith("rope") else name not in SAMPLED
+        return bool(layer.rotary) if name.startswith("rope") else name not in (*SAMPLED, *CACHED)
 
     def _length(self, axis: str, name: str, layer: LayerShape) -> int | None:
         """How long lists along ``axis`` are; None where any length will do."""
@@ -206,6 +216,7 @@ class LayerProfile:
             "width": len(widths),
             "pair": layer.rotary // 2,
             "unit": units,
+            "coordinate": full,
             "dim": full + 1,
         }
         return lengths.get(axis)
@@ -216,13 +227,14 @@ class Check:
     """Prediction against truth: a plan's loss increase in nats per output as predicted, and as its model measured it.
 
     The model is refitted and measured on inputs that were not calibrated on. ``parts``: by kind of text and position.
-    ``agreement`` is the mean cosine of embeddings, of models without a head.
+    ``agreement`` is the mean cosine of embeddings, of models without a head. ``rounded``: of plans that round the cache.
     """
 
     predicted: float
     measured: float
     parts: Mapping[str, float] = field(default_factory=dict)
     agreement: float | None = None
+    rounded: bool = False
 
     @classmethod
     def read(cls, row: Reader) -> Check:
@@ -230,7 +242,8 @@ class Check:
         row.only(*(item.name for item in fields(cls)))
         parts = {name: row.child("parts").number(name) for name in row.mapping("parts")}
         agreement = row.number("agreement") if row.has("agreement") else None
-        return cls(row.number("predicted"), row.number("measured"), parts, agreement)
+        rounded = row.has("rounded") and row.flag("rounded")
+        return cls(row.number("predicted"), row.number("measured"), parts, agreement, rounded)
 
 
 @dataclass(frozen=True, slots=True)

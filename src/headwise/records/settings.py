@@ -15,6 +15,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
+Rounding = Literal["mixed", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
 
@@ -121,6 +122,11 @@ class PlanConfig:
     multiple_of: int = option(8, "Widths are multiples of this.")
     protect: str | None = option(None, 'Layers that stay as they are, as in "0,1,28-29".', metavar="LAYERS")
     uniform: bool = option(False, "One width and one set of RoPE pairs for all layers, for stock formats.", "--uniform")
+    cache: Rounding = option(
+        "mixed",
+        "How the KV cache may be rounded: mixed gives each coordinate its own bits, int8 and int4 one width or none, "
+        "none leaves it in the model's precision.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

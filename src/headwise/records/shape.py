@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
+from headwise.records.packing import Packed
 
 Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
@@ -46,7 +47,8 @@ class LayerShape:
     weight per dimension for all heads ("shared"), for each head ("per-head"), or weights and biases ("affine", which
     cannot be cut). ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention),
     nothing (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
-    ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms).
+    ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms). ``packed`` tells of a
+    cache that holds rounded numbers.
     """
 
     heads: int
@@ -62,6 +64,7 @@ class LayerShape:
     own_norm: int = 0
     rest_parameters: int = 0
     rest_matmul: int = 0
+    packed: Packed | None = None
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "qk_dim", "v_dim", "rotary"):
@@ -90,6 +93,7 @@ class LayerShape:
             **{name: row.integer(name, least=0) for name in counts},
             "window": row.integer("window", least=1) if row.has("window") else None,
             "latent": Latent.read(row.child("latent")) if row.has("latent") else None,
+            "packed": Packed.read(row.child("packed")) if row.has("packed") else None,
             "cache": row.choice("cache", get_args(Cache)),
             "biases": biases,
             "norm": row.choice("norm", get_args(Norm)),
@@ -117,6 +121,17 @@ class LayerShape:
         if self.latent:
             return self.latent.kv_rank + self.latent.rope_dim
         return self.kv_heads * (self.qk_dim + self.v_dim)
+
+    def token_bytes(self, bytes_each: int) -> int:
+        """Bytes that one more token takes in the cache, with ``bytes_each`` for a number that is not rounded."""
+        return self.cached_per_token * bytes_each if self.packed is None else self.packed.bytes_per_token
+
+    def cache_bytes(self, tokens: int, batch: int, bytes_each: int) -> int:
+        """Bytes of the cache of ``batch`` sequences of so many cached ``tokens``."""
+        if self.packed is None:
+            return self.cached_per_token * bytes_each * tokens * batch
+        whole = min(tokens, self.packed.whole) * self.cached_per_token * bytes_each
+        return self.packed.level_bytes + batch * (tokens * self.packed.bytes_per_token + whole)
 
     def cached_tokens(self, context: int, source: int = 0) -> int:
         """Tokens this layer's cache holds after ``context`` tokens; a window keeps one less than it shows."""

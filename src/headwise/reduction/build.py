@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.reduced import per_layer_class_of, stock_class_of
-from headwise.families.shapes import shape_of
+from headwise.families.shapes import CACHE_ENTRY, packed_entries, shape_of
 from headwise.families.sites import sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.files.errors import InputError
@@ -50,10 +50,13 @@ def build_reduced(
     if form == "stock" and isinstance(stock, str):
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
-        config = per_layer_config(model, shape, after, entries_of(plan))
-        reduced = _empty(per_layer_class_of(model), config, model.dtype)
+        config, kind = per_layer_config(model, shape, after, entries_of(plan)), per_layer_class_of(model)
     else:
-        reduced = _empty(stock_class_of(model), stock, model.dtype)
+        config, kind = stock, stock_class_of(model)
+    config.__dict__.pop(CACHE_ENTRY, None)
+    if (packed := packed_entries(layer for layer in after if layer is not None)) is not None:
+        setattr(config, CACHE_ENTRY, packed)
+    reduced = _empty(kind, config, model.dtype)
     _rebuild_rotary(reduced, model.device)
     _fill_attention(model, reduced, shape, plan, tensors, method)
     _fill_rest(model, reduced, after, share)

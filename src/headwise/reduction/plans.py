@@ -17,12 +17,19 @@ from headwise.reduction.widths.uniform import uniform_layers
 
 
 def plan_for(
-    profile: Profile, budget: Budget, *, multiple: int = 8, protect: Collection[int] = (), uniform: bool = False
+    profile: Profile,
+    budget: Budget,
+    *,
+    multiple: int = 8,
+    protect: Collection[int] = (),
+    uniform: bool = False,
+    cache: str = "none",
 ) -> Plan:
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one set of RoPE pairs, as stock formats want it.
+    one set of RoPE pairs, as stock formats want it. ``cache`` says how the KV cache may be rounded: "mixed" gives each
+    coordinate bits of its own, "int8" and "int4" one width or none, "none" leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.limit(profile.shape)  # says what is wrong with the budget before anything is computed
@@ -31,20 +38,24 @@ def plan_for(
         candidates = uniform_layers(profile, multiple)
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
     else:
-        menus = menus_for(profile, budget, multiple, protect)
+        menus = menus_for(profile, budget, multiple, protect, cache)
         layers = allocate(profile, budget, menus, f"widths in multiples of {multiple}")
     facts: dict[str, Any] = {"multiple_of": multiple}
     if protect:
         facts["protect"] = sorted(protect)
     if uniform:
         facts["uniform"] = True
+    if any(change.kind == "bits" for changes in layers for change in changes):
+        facts["cache"] = cache
     return planned(profile, budget, layers, predicted_losses(profile, layers), **facts)
 
 
-def menus_for(profile: Profile, budget: Budget, multiple: int = 8, protect: Collection[int] = ()) -> Menus:
+def menus_for(
+    profile: Profile, budget: Budget, multiple: int = 8, protect: Collection[int] = (), cache: str = "none"
+) -> Menus:
     """What every part of every layer may become at which cost to ``budget``, of all kinds of reduction."""
     shape = profile.shape
-    request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), multiple, protect)
+    request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), multiple, protect, cache)
     return build_menus(request, [kind.options for kind in kinds()])
 
 

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
 from headwise.families.sites import sites_of
+from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
 from headwise.records.plan import Plan
 from headwise.reduction.apply import Method
+from headwise.reduction.bits.levels import bits_of, fit_cache
 from headwise.reduction.build import Format, build_reduced, settle_plan
 from headwise.reduction.widths.refit import Piece, refit_model
+from headwise.runtime.cache import CacheSpec
 from headwise.tracing.fisher import Distance, measure_distance
 
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
@@ -27,7 +31,7 @@ class Reduced:
 
     ``cut`` and ``refitted`` tell how far it was from the dense model on held-out inputs before and after the last refit
     that was tried, ``distance`` how far it is now; None where none was. A refit that does not bring it nearer is not
-    kept.
+    kept. ``codes`` say how its cache is packed.
     """
 
     model: PreTrainedModel
@@ -36,6 +40,7 @@ class Reduced:
     cut: float | None = None
     refitted: float | None = None
     distance: Distance | None = None
+    codes: CacheSpec | None = None
 
 
 def reduce_model(
@@ -57,10 +62,17 @@ def reduce_model(
     plan = settle_plan(model, plan, form, tensors=tensors, method=method)
     built = build_reduced(model, plan, tensors=tensors, method=method, form=form, share=True)
     reduced = Reduced(built, plan)
-    if refit and any(plan.layers):
+    if refit and any(not change.exact for changes in plan.layers for change in changes):
         reduced = _refit(model, reduced, tensors, refit, progress)
+    codes = None
+    if any(bits_of(plan)):
+        if not tensors:
+            raise InputError("Rounding the cache needs the text of a profile; name its folder with `profile`.")
+        codes = fit_cache(built, plan, profiled_batches(tensors, INPUTS), progress=progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
+    if codes is not None:
+        reduced = replace(reduced, codes=replace(codes, fingerprint=fingerprint(reduced.model)))
     return reduced
 
 

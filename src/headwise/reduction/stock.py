@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -42,7 +43,7 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
         kinds = getattr(config, "layer_types", None)
         if kinds is not None:
             shortened.layer_types = [kind for kind, layer in zip(kinds, after, strict=True) if layer is not None]
-    if all(before == layer for before, layer, _ in kept):
+    if all(before == replace(layer, packed=before.packed) for before, layer, _ in kept):
         return shortened
     if len({layer.dims for _, layer, _ in kept}) > 1 or len(family_of(base_type(config)).stacks) > 1:
         return "its layers differ in shape"

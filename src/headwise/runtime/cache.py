@@ -22,6 +22,7 @@ from .packing import (
     LayerCodes,
     decode,
     encode,
+    one_entry,
     pack,
     read_spec,
     read_tensors,
@@ -144,7 +145,7 @@ class PackedCache(Cache):
                 tensors |= {f"{number}.{name}": getattr(layer, name) for name in names}
         metadata = {"format": FORMAT, "version": VERSION, "tokens": str(self.get_seq_length())}
         metadata |= {"fingerprint": self.spec.fingerprint, "codes": self.spec.digest}
-        write_bytes(Path(path), save({name: t.contiguous() for name, t in tensors.items()}, metadata))
+        write_bytes(Path(path), save({name: t.contiguous() for name, t in tensors.items()}, one_entry(metadata)))
 
     @classmethod
     def load(cls, path: Path | str, model: Any, spec: CacheSpec, fused: bool = True) -> "PackedCache":

@@ -111,7 +111,12 @@ def as_saved(spec: CacheSpec) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 def write_spec(path: Path | str, spec: CacheSpec) -> None:
     """Write ``spec`` to ``path``: under another name first, so that there is never half a file."""
     metadata, tensors = as_saved(spec)
-    write_bytes(Path(path), save(tensors, metadata))
+    write_bytes(Path(path), save(tensors, one_entry(metadata)))
+
+
+def one_entry(metadata: dict[str, str]) -> dict[str, str]:
+    """All of it in one entry: several come out in another order every time."""
+    return {"headwise": json.dumps(metadata)}
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -133,7 +138,8 @@ def read_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, s
     try:
         tensors = load(content)
         (size,) = struct.unpack("<Q", content[:8])
-        return tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {})
+        metadata = json.loads(json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("headwise", "{}"))
+        return tensors, metadata if isinstance(metadata, dict) else {}
     except (SafetensorError, struct.error, ValueError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 

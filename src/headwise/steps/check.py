@@ -16,8 +16,10 @@ from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.placement import running
+from headwise.tracing.rounding import rounding
 
 SHARES = (0.75, 0.5)  # each takes a refit, as long as a few passes over the text
+ROUNDED_SHARES, ROUNDED_AT = (0.25, 0.15), 4096  # of the bytes at so many tokens
 
 
 def check(
@@ -35,17 +37,22 @@ def check_predictions(model: PreTrainedModel, profile: Profile, progress: Progre
     """Predicted and measured loss increase of plans for a few shares of the cache (or the weights)."""
     held_out = profile.held_out()
     kind, checks = natural_budget(profile.shape), []
-    for number, share in enumerate(SHARES if held_out else ()):
-        progress(number, len(SHARES), "checking")
+    plans = [(share, "none") for share in SHARES]
+    if any("k_bit_damage" in layer.values for layer in profile.layers):
+        plans += [(share, "mixed") for share in ROUNDED_SHARES]
+    for number, (share, cache) in enumerate(plans if held_out else ()):
+        progress(number, len(plans), "checking")
         try:
-            plan = plan_for(profile, Budget(kind, share))
+            plan = plan_for(profile, Budget(kind, share, ROUNDED_AT if cache == "mixed" else None), cache=cache)
         except InputError:
             continue  # too narrow heads for so much less, or measured on too little
-        reduced = reduce_model(model, plan, profile.tensors, form="per-layer")
-        measured = reduced.distance or measure_distance(model, reduced.model, held_out)
+        reduced = reduce_model(model, plan, profile.tensors, form="per-layer" if cache == "none" else "auto")
+        measured = reduced.distance
+        if measured is None or reduced.codes is not None:
+            with rounding(reduced.model, reduced.codes):
+                measured = measure_distance(model, reduced.model, held_out)
         parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}
         agreement = None if measured.agreement is None else rounded(measured.agreement)
-        checks.append(
-            Check(rounded(float(plan.predicted["loss_increase"])), rounded(measured.divergence), parts, agreement)
-        )
+        predicted, nats = rounded(float(plan.predicted["loss_increase"])), rounded(measured.divergence)
+        checks.append(Check(predicted, nats, parts, agreement, reduced.codes is not None))
     return tuple(checks)

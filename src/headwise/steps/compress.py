@@ -56,7 +56,7 @@ def compress_model(
     which is ruinous for trained models. `hw.plan_of` gives the plan as it was carried out, `hw.save` saves the result.
 
     >>> small = hw.compress(model, plan, profile)
-    >>> hw.shape_of(small).attention_parameters() < hw.shape_of(model).attention_parameters()
+    >>> hw.cost(small).kv_bytes < hw.cost(model).kv_bytes
     True
     """
     config, names = config or CompressConfig(), _Names()
@@ -166,7 +166,8 @@ def _reduce(
         "cut": reduced.cut,
         "refitted": reduced.refitted,
     }
-    return reduced.model, Origin(replace(reduced.plan, fingerprint=weights), facts=facts), notes
+    made = replace(reduced.plan, fingerprint=weights)
+    return reduced.model, Origin(made, facts=facts, codes=reduced.codes), notes
 
 
 def read_pieces(text: str) -> tuple[Piece, ...]:

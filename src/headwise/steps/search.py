@@ -28,6 +28,7 @@ from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.placement import place, running
+from headwise.tracing.rounding import rounding
 from headwise.tracing.scoring import predicts_next, text_losses
 
 STEPS = 64  # the share is found to 1/64
@@ -47,6 +48,7 @@ def plan_within(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
     progress: Progress = silent,
@@ -69,6 +71,7 @@ def plan_within(
         multiple=multiple,
         protect=protect,
         uniform=uniform,
+        cache=cache,
         context=context,
         dtype=dtype,
         where=str(folder),
@@ -91,6 +94,7 @@ def search_plan(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
     where: str = "The profile",
@@ -105,7 +109,7 @@ def search_plan(
         raise InputError(f"{loaded.name} is no longer the model that {where} is a profile of.")
     check_measured(profile, where, loaded.name, loaded.fingerprint())
     check_profile_inputs(loaded.model, profile.tensors)
-    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform}
+    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform, "cache": cache}
     with running(loaded.model, loaded.opening(opening)):
         unseen = _measured_on(loaded, profile, text, reading or ReadConfig())
         return _bisect(loaded, profile, bound, unseen, options, context, dtype, progress)
@@ -146,9 +150,9 @@ def _bisect(
         except BudgetError:
             too_small = tried
             continue
-        measured = loss_increase(
-            reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto").model
-        )
+        reduced = reduce_model(model, plan, tensors, form="stock" if options["uniform"] else "auto")
+        with rounding(reduced.model, reduced.codes):
+            measured = loss_increase(reduced.model)
         least = min(least, measured)
         if measured <= bound:
             fine, best = tried, replace(plan, predicted={**plan.predicted, "measured": measured})

@@ -18,10 +18,12 @@ from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.tracing.coded import add_cached, coded_bases, packable, watch_gradients
 from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
+from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
 CUT_ROWS = 64
@@ -44,6 +46,8 @@ class Collector:
         self.units: dict[int, Units] = {}
         self.bases: dict[int, Basis] = {}
         self.grams: dict[int, Tensor] = {}
+        self.packable = packable(model, shape)
+        self.coded: dict[int, dict[str, Basis]] = {}
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -63,6 +67,8 @@ class Collector:
             if attention.overflows:
                 raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
             _add_moments(sums, attention)
+            if self.packable[self.index[path]]:
+                add_cached(sums, attention, turns, self._pairs(path))
             if not self.maps:
                 return
             add_overlap(sums, attention)
@@ -72,7 +78,7 @@ class Collector:
             if spectra:
                 add_conditioning(sums, part, lengths)
 
-        with torch.no_grad(), watching(self.model, see):
+        with torch.no_grad(), turning(self.model) as turns, watching(self.model, see):
             output = forward(self.model, batch.inputs, head=False)[0]
         if not output.isfinite().all():
             raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
@@ -95,16 +101,34 @@ class Collector:
         def see(path: str, attention: Attention) -> None:
             if torch.is_grad_enabled():
                 self._add_gradients(self.index[path], attention, drawn)
+                if self.packable[self.index[path]]:
+                    watch_gradients(self.sums[self.index[path]], attention, turns, self._pairs(path))
                 if self.maps:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
         lean = self.maps or self._activations(batch) > ACTIVATIONS
         through = gradient_checkpointing if lean else block_inputs_require_grad
-        with frozen(self.model), watching(self.model, see), through(self.model), torch.enable_grad():
+        with (
+            frozen(self.model),
+            turning(self.model) as turns,
+            watching(self.model, see),
+            through(self.model),
+            torch.enable_grad(),
+        ):
             outputs = forward(self.model, batch.inputs)
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_sampled_labels(outputs, seed)
+
+    def finish(self) -> None:
+        """After both passes: the coordinates in which each layer's cache is best rounded."""
+        for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
+            if self.packable[i] and sums.has("cached_k_clipped") and sums.has("cached_v_clipped"):
+                self.coded[i] = coded_bases(layer, sums)
+
+    def _pairs(self, path: str) -> Tensor | None:
+        """The RoPE pairs that the heads of a layer keep, where they are not all."""
+        return getattr(self.sites[self.index[path]].module, "rope_pairs", None)
 
     def _activations(self, batch: Batch) -> float:
         """About how many numbers a backward pass without checkpoints would keep: widths of all matrix products."""

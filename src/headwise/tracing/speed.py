@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.records.scores import Rate, Speed
+from headwise.runtime.cache import CacheSpec, PackedCache
 from headwise.runtime.reopen import cache_bytes
 from headwise.tracing.example import example_inputs
 from headwise.tracing.forward import placed_inputs
@@ -24,9 +26,14 @@ PROMPT, WRITTEN = 8, 8
 Job = Callable[[], object]
 
 
-def cache_per_token(model: PreTrainedModel) -> float:
-    """Bytes in the cache that ``generate`` leaves behind, for each token of each sequence in it."""
+def cache_per_token(model: PreTrainedModel, codes: CacheSpec | None = None) -> float:
+    """Bytes in the cache that ``generate`` leaves behind, for each token of each sequence in it.
+
+    Of a packed cache (``codes``) what each token adds: the levels of its coordinates and first tokens are there once.
+    """
     ids = example_inputs(model, PROMPT)["input_ids"]
+    if codes is not None:
+        return _growth(model, codes, ids)
     with torch.inference_mode():
         generated = cast(Any, model).generate(
             ids,
@@ -41,10 +48,36 @@ def cache_per_token(model: PreTrainedModel) -> float:
     return cache_bytes(generated.past_key_values) / (rows * (tokens - 1))  # the last token has not been read yet
 
 
-def decoder_speed(models: Sequence[PreTrainedModel], context: int, progress: Callable[[int], None]) -> list[Speed]:
-    """Prefill speed of each model over ``context`` tokens, and decode speed of the last few of them."""
-    with torch.inference_mode():
+def _growth(model: PreTrainedModel, codes: CacheSpec, ids: Tensor) -> float:
+    """Bytes that one more token of one sequence adds to a packed cache, by a real one."""
+    before = model.config._attn_implementation
+    cache, sizes = PackedCache(model, codes), []
+    try:
+        with torch.inference_mode():
+            for piece in (ids, ids):
+                cast(Any, model)(piece, past_key_values=cache, use_cache=True)
+                sizes.append(cache.nbytes)
+    finally:
+        model.set_attn_implementation(before)
+    return (sizes[1] - sizes[0]) / ids.numel()
+
+
+def decoder_speed(
+    models: Sequence[PreTrainedModel],
+    context: int,
+    progress: Callable[[int], None],
+    codes: Sequence[CacheSpec | None] = (),
+) -> list[Speed]:
+    """Prefill speed of each model over ``context`` tokens, and decode speed of the last few of them.
+
+    Models with ``codes`` fill and read packed caches.
+    """
+    with ExitStack() as afterwards, torch.inference_mode():
+        for model, packed in zip(models, codes, strict=True):
+            if packed is not None:
+                afterwards.callback(model.set_attn_implementation, model.config._attn_implementation)
         prompts = [_prompt(model, context) for model in models]
+        read = partial(_read, dict(zip(map(id, models), codes, strict=True)))
         caches = [read(model, ids[:, :-STEPS]) for model, ids in zip(models, prompts, strict=True)]
         decoding = [partial(step, *arguments) for arguments in zip(models, caches, prompts, strict=True)]
         for job in decoding:
@@ -95,9 +128,13 @@ def order(count: int, number: int) -> Iterator[int]:
     return iter(range(count)) if number % 2 == 0 else reversed(range(count))
 
 
-def read(model: PreTrainedModel, ids: Tensor) -> Any:
-    """Prefill: the cache of ``model`` after a prompt."""
-    cache = None
+def _read(codes: Mapping[int, CacheSpec | None], model: PreTrainedModel, ids: Tensor) -> Any:
+    packed = codes[id(model)]
+    return read(model, ids, None if packed is None else PackedCache(model, packed))
+
+
+def read(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> Any:
+    """Prefill: the ``cache`` of ``model`` after a prompt."""
     for piece in ids.split(PIECE, dim=1):
         output = cast(Any, model)(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
@@ -108,8 +145,14 @@ def step(model: PreTrainedModel, cache: Any, ids: Tensor) -> None:
     """Decode the last few of ``ids`` one by one after the ``cache`` of all others, which stays as it is.
 
     Dynamic caches never write into a tensor they hold, so a copy of their layers shares it for nothing; they cannot
-    all be cropped (sliding windows), and the call for it has changed between versions of transformers.
+    all be cropped (sliding windows), and the call for it has changed between versions of transformers. A packed one
+    writes into its blocks, and forgets what it wrote.
     """
+    if isinstance(cache, PackedCache):
+        for token in ids[:, -STEPS:].split(1, dim=1):
+            cast(Any, model)(token, past_key_values=cache, use_cache=True)
+        cache.crop(-STEPS)
+        return
     own = copy.copy(cache)
     own.layers = [copy.copy(layer) for layer in cache.layers]
     for token in ids[:, -STEPS:].split(1, dim=1):

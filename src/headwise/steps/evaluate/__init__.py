@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.loaded import Loaded
+from headwise.checkpoints.packed import codes_of
 from headwise.checkpoints.verify import DTYPES
 from headwise.data.calibration import Calibration
 from headwise.data.ready import are_batches
@@ -23,6 +24,7 @@ from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_file
 from headwise.records.scores import ModelScores, Scores
 from headwise.records.settings import EvaluateConfig, OpenConfig, ReadConfig
+from headwise.runtime.cache import CacheSpec
 from headwise.steps.evaluate.candidates import Candidate, candidates_of, speed_lengths, where_to_run, window_of
 from headwise.steps.evaluate.measures import Reading, Ready, all_inputs, check_alike, quality_of, speeds_of
 from headwise.tracing.labelled import Labels, accuracy, check_classifies
@@ -136,9 +138,10 @@ def _evaluate(
         for candidate in candidates:
             loaded = candidate.load(opening)
             with ExitStack() as its_turn:
-                facts = _facts(candidate.name, loaded.model)
+                codes = codes_of(loaded.model)
+                facts = _facts(candidate.name, loaded.model, codes)
                 _placed(loaded, opening, its_turn)
-                ready = _ready(candidate.name, loaded, held, words, inputs, config.tokens)
+                ready = replace(_ready(candidate.name, loaded, held, words, inputs, config.tokens), codes=codes)
                 if labels is not None:
                     right = accuracy(ready.model, candidate.name, loaded.tokenizer(), labels)
                     facts = replace(facts, accuracy=right)
@@ -161,11 +164,11 @@ def _evaluate(
         )
 
 
-def _facts(name: str, model: PreTrainedModel) -> ModelScores:
+def _facts(name: str, model: PreTrainedModel, codes: CacheSpec | None) -> ModelScores:
     """What is read off a model in its own precision."""
     shape = shape_of(model)
     with evaluating(model):
-        cached = cache_per_token(model) if predicts_next(model) else None
+        cached = cache_per_token(model, codes) if predicts_next(model) else None
     return ModelScores(
         source=name,
         kind=type(model).__name__,

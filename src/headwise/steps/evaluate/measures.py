@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,20 +21,23 @@ from headwise.linalg.divergence import perplexity
 from headwise.records.scores import Speed
 from headwise.records.settings import ReadConfig
 from headwise.records.shape import ModelShape
+from headwise.runtime.cache import CacheSpec
 from headwise.steps.evaluate.candidates import SHORTEST
 from headwise.tracing.example import example_inputs
+from headwise.tracing.rounding import rounding
 from headwise.tracing.scoring import predicts_next, quality
 from headwise.tracing.speed import ROUNDS, decoder_speed, encoder_speed
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A model that runs, in the precision it runs in, with what it is measured on."""
+    """A model that runs, in the precision it runs in, with what it is measured on, and how its cache is packed."""
 
     name: str
     model: PreTrainedModel
     shape: ModelShape
     calibration: Calibration | None
+    codes: CacheSpec | None = None
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -91,13 +95,16 @@ def quality_of(ready: Ready, held: list[Ready], progress: Progress) -> tuple[dic
     notes, first = list(calibration.notes), held[0] if held else None
     same = first is not None and first.calibration is not None and first.calibration.sha256 == calibration.sha256
     name = Path(ready.name).name
-    measured = quality(
-        ready.model,
-        ready.name,
-        calibration,
-        first.model if first is not None and same else None,
-        lambda done, total: progress(done, total, f"{name}: quality"),
-    )
+    with ExitStack() as packed:
+        for one in (ready, *held[:1]):
+            packed.enter_context(rounding(one.model, one.codes))
+        measured = quality(
+            ready.model,
+            ready.name,
+            calibration,
+            first.model if first is not None and same else None,
+            lambda done, total: progress(done, total, f"{name}: quality"),
+        )
     if first is not None and measured.kl is None and measured.agreement is None:
         reason = (
             "its outputs have another size" if same else "its tokens are others, so perplexities do not compare either"
@@ -121,7 +128,7 @@ def speeds_of(held: list[Ready], lengths: tuple[int, ...], progress: Progress) -
         for length in lengths:
             watch = partial(_round, progress, length)
             if predicts_next(first.model):
-                by_length.append(decoder_speed(models, length, watch))
+                by_length.append(decoder_speed(models, length, watch, [ready.codes for ready in held]))
             else:
                 given = [{"input_ids": example_inputs(model, length)["input_ids"][:1]} for model in models]
                 by_length.append(encoder_speed(models, given, length, length, watch))

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from headwise.checkpoints.fingerprint import files_fingerprint, fingerprint
 from headwise.checkpoints.load import open_model
 from headwise.checkpoints.origin import Origin, made_by_headwise, remember, source_of
+from headwise.checkpoints.packed import codes_of
 from headwise.checkpoints.save import write_model
 from headwise.data.fitness import check_settings
 from headwise.data.processors import open_tokenizer
@@ -80,14 +81,17 @@ def heal_model(
     def fresh() -> PreTrainedModel:
         return copy.deepcopy(student).eval()
 
-    windows = own_windows(student, words, text, inputs, config, reading)
+    windows, codes = own_windows(student, words, text, inputs, config, reading), codes_of(student)
     with shared_folder(accelerator) as folder, _taught_by(teacher, accelerator.device) as taught:
-        pair = Pair(fresh(), fresh, taught, origin.plan, reduced, source_of(teacher) or type(teacher).__name__)
+        name = source_of(teacher) or type(teacher).__name__
+        pair = Pair(fresh(), fresh, taught, origin.plan, reduced, name, codes)
         work = Work(folder, windows.sha256)
         healed = heal_pair(pair, windows, config, accelerator, work, progress, everywhere=True)
     assert healed is not None  # every process reads the best weights
     model: Any = healed.model
-    origin = Origin(origin.plan, origin.source, {"healed": healed.facts}, healed.files, tokenizer)
+    if codes is not None:
+        codes = replace(codes, fingerprint=fingerprint(model))
+    origin = Origin(origin.plan, origin.source, {"healed": healed.facts}, healed.files, tokenizer, codes)
     return remember(model.to(student.device).train(student.training), origin)
 
 
@@ -120,6 +124,7 @@ def heal(
         raise InputError(f"{source} holds no plan.json: only what headwise compress wrote can be healed.")
     plan = Plan.load(plan_file)
     student = open_model(source)
+    codes = codes_of(student, source)
     teacher = open_model(teacher_source) if teacher is None else teacher
     check_settings(student, source)
     reduced = _check_pair((source, teacher_source), student, teacher, plan)
@@ -134,16 +139,18 @@ def heal(
         student.float(), source, texts, inputs, config, reading, trust_remote_code=opening.trust_remote_code
     )
     weights = [fingerprint(student), fingerprint(teacher), files_fingerprint(source), files_fingerprint(teacher_source)]
+    weights += [] if codes is None else [codes.digest]
     facts = [config.facts(), *weights, windows.sha256, accelerator.num_processes]
     work = Work(folder, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
     if track is not None:
         accelerator.init_trackers("headwise-heal", config=config.facts())
     taught: Any = teacher.float()
-    pair = Pair(student, lambda: open_model(source), taught.to(accelerator.device), plan, reduced, teacher_source)
+    taught = taught.to(accelerator.device)
+    pair = Pair(student, lambda: open_model(source), taught, plan, reduced, teacher_source, codes)
     healed = heal_pair(pair, windows, config, accelerator, work, progress)
     if healed is None:
         return {}
-    origin = Origin(plan, source, {"healed": healed.facts}, healed.files)
+    origin = Origin(plan, source, {"healed": healed.facts}, healed.files, codes=codes)
     report = write_model(healed.model, output, origin, command=command)
     shutil.rmtree(folder, ignore_errors=True)
     return {**report, **healed.facts, "notes": [*report["notes"], *work.notes]}

@@ -15,10 +15,12 @@ from headwise.families.sites import has_one_stack
 from headwise.files.progress import Progress
 from headwise.records.healing import CURVE, HealConfig
 from headwise.records.plan import Plan
+from headwise.runtime.cache import CacheSpec
 from headwise.steps.heal import local
 from headwise.steps.heal.teacher import Memory, Teacher
 from headwise.steps.heal.windows import Windows
 from headwise.tracing.gradient_checkpointing import gradient_checkpointing
+from headwise.tracing.rounding import rounding
 from headwise.tracing.scoring import predicts_next
 from headwise.training.loop import STAGE as GLOBAL
 from headwise.training.loop import Schedule, fit, put_weights, rms_of, score_weights, trainable_parameters
@@ -35,7 +37,7 @@ START, MEMORY = "start", "teacher"
 class Pair:
     """What is healed: ``student`` is used up, ``fresh`` gives it anew; ``reduced`` numbers the layers that were cut.
 
-    ``teacher`` is in float32 on the device of the run.
+    ``teacher`` is in float32 on the device of the run. With ``codes`` it learns to read what its cache rounds so.
     """
 
     student: PreTrainedModel
@@ -44,6 +46,7 @@ class Pair:
     plan: Plan
     reduced: Collection[int]
     teacher_name: str
+    codes: CacheSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def heal_pair(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         make_trainable(student, config.train, pair.reduced)
-        before = Healer(accelerator, student, pair.teacher, pair.plan, windows, config, work, progress).run()
+        before = Healer(accelerator, pair, windows, config, work, progress).run()
     best = work.best() if everywhere or accelerator.is_main_process else None
     if everywhere:
         accelerator.wait_for_everyone()  # all have read before one removes
@@ -113,15 +116,15 @@ class Healer:
     def __init__(
         self,
         accelerator: Accelerator,
-        student: PreTrainedModel,
-        teacher: PreTrainedModel,
-        plan: Plan,
+        pair: Pair,
         windows: Windows,
         config: HealConfig,
         work: Work,
         progress: Progress,
     ) -> None:
-        self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, plan
+        student, teacher = pair.student, pair.teacher
+        self.accelerator, self.student, self.teacher, self.plan = accelerator, student, teacher, pair.plan
+        self.codes = pair.codes
         self.windows, self.config, self.work, self.progress = windows, config, work, progress
         self.processes = accelerator.num_processes
         step_tokens = round(config.batch * config.accumulate * self.processes * windows.tokens_each)
@@ -139,11 +142,13 @@ class Healer:
 
     def run(self) -> dict[str, float]:
         """Heal; the scores of the start."""
-        start = self._score(START, 0)
+        with rounding(self.student, self.codes):
+            start = self._score(START, 0)
         if self.config.stage != "global" and has_one_stack(self.teacher) and not self.work.load(GLOBAL)[0]:
             self._layer_by_layer()
         if self.config.stage != "local":
-            self._together()
+            with rounding(self.student, self.codes):
+                self._together()
         return start
 
     def _layer_by_layer(self) -> None:
@@ -154,12 +159,13 @@ class Healer:
             rows = windows.order(0, count, config.seed).split(max(1, round(local.STEP / windows.tokens_each)))
             batches = [{name: tensor[some] for name, tensor in windows.rows.items()} for some in rows]
             local.heal_locally(
-                self.teacher, self.student, self.plan, batches, config, self.half, self.work, self.progress
+                self.teacher, self.student, self.plan, self.codes, batches, config, self.half, self.work, self.progress
             )
         self.accelerator.wait_for_everyone()
         step, weights = self.work.load(local.STAGE)
         put_weights(self.student, weights)
-        self._score(local.STAGE, step)
+        with rounding(self.student, self.codes):
+            self._score(local.STAGE, step)
         best = self.work.best()
         if best is not None and best.stage == START:
             put_weights(self.student, best.tensors)

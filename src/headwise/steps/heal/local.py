@@ -21,6 +21,8 @@ from headwise.files.errors import Failed
 from headwise.files.progress import Progress
 from headwise.records.healing import HealConfig
 from headwise.records.plan import Plan
+from headwise.runtime.cache import CacheSpec
+from headwise.tracing.rounding import rounding
 from headwise.tracing.stream import Stream
 from headwise.training.loop import optimizer_of, put_weights, rms_of, set_learning_rate, trained_weights
 from headwise.training.work import Work
@@ -36,6 +38,7 @@ def heal_locally(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
     plan: Plan,
+    codes: CacheSpec | None,
     batches: Sequence[dict[str, Tensor]],
     config: HealConfig,
     half: bool,
@@ -51,6 +54,7 @@ def heal_locally(
     plain = half and device == "cpu" and ids is not None and ids.shape[1] <= SHORT
     with (
         _plain_attention(student) if plain else nullcontext(),
+        rounding(student, codes),
         torch.autocast(device, torch.bfloat16, enabled=half, cache_enabled=False),  # weights change
     ):
         _one_by_one(teacher, student, plan, batches, config, work, done, progress)

@@ -96,6 +96,7 @@ class Measurement:
                 work.save(number + 1, collector.state())
         if not collector.units:
             collector.prepare()
+        collector.finish()
         progress(total, total, "writing")
 
 

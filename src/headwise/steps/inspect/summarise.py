@@ -19,6 +19,7 @@ from headwise.planning.sensitivity import best_split, cut_curve
 from headwise.records.profile import SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
+from headwise.tracing.coded import importances
 from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 
 BY_LENGTH = (
@@ -44,6 +45,8 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     units, basis, gram = collector.units[i], collector.bases[i], collector.grams[i]
     lengths = _lengths(sums)
     quantities: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
+    if i in collector.coded:
+        quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),
@@ -79,6 +82,8 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "v_directions": basis.directions_NRR,
         "v_duals": basis.duals_NRR,
     }
+    for name, coded in collector.coded.get(i, {}).items():
+        tensors |= {f"{name}_code_directions": coded.directions_NRR, f"{name}_code_duals": coded.duals_NRR}
     return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
 
 

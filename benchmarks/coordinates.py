@@ -1,0 +1,141 @@
+"""headwise's own packed caches as methods of the benchmark of bits: whole, and with parts of the method left out.
+
+A name is ``headwise@SHARE`` with what is left out or changed before the ``@``: ``headwise-own-basis@0.25``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import headwise as hw
+from headwise.checkpoints.load import open_model
+from headwise.checkpoints.profiled import Profile
+from headwise.data.processors import open_tokenizer
+from headwise.families.shapes import shape_of
+from headwise.linalg.spectra import Basis
+from headwise.records.budget import Budget
+from headwise.records.cost import cost_of
+from headwise.reduction.bits import options
+from headwise.reduction.plans import plan_for
+from headwise.reduction.reduce import reduce_model
+from headwise.runtime.cache import CacheSpec, round_trip
+from headwise.tracing import coded, collect
+from headwise.tracing.turns import Turns
+
+SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09)
+ABLATED = (0.25, 0.125)
+TOKENS = 16384  # to calibrate on
+WINDOW = 512
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A model whose cache is packed: a `bits.Quantiser`."""
+
+    model: PreTrainedModel
+    codes: CacheSpec
+    dense_bytes: Callable[[int], int]
+
+    @property
+    def bits(self) -> float:
+        """Mean of all coordinates."""
+        widths = torch.cat([layer.bits for layer in self.codes.layers.values()])
+        return round(widths.double().mean().item(), 3)
+
+    def read(self, layer: int, k_BGTK: Tensor, v_BGTV: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as the packed cache gives them back; the first token is whole."""
+        codes = self.codes.layers.get(layer)
+        if codes is None:
+            return k_BGTK, v_BGTV
+        turns = turns_of(self.model, k_BGTK.shape[2])
+        keys = turns.back(k_BGTK, None).transpose(1, 2)
+        keys = turns.on(round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2), None)
+        values = round_trip(v_BGTV.transpose(1, 2), codes.value_bits, codes.value_levels, codes.value_gain)
+        whole = self.codes.whole
+        return (
+            torch.cat((k_BGTK[:, :, :whole], keys[:, :, whole:]), dim=2),
+            torch.cat((v_BGTV[:, :, :whole], values.transpose(1, 2)[:, :, whole:]), dim=2),
+        )
+
+    def share(self, tokens: int) -> float:
+        """Bytes of a cache of so many tokens against those of bfloat16."""
+        return cost_of(shape_of(self.model), tokens).kv_bytes / self.dense_bytes(tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def turns_of(model: PreTrainedModel, tokens: int) -> Turns:
+    """How a window of so many tokens is turned."""
+    turns = Turns()
+    rotary: Any = model.base_model.rotary_emb
+    turns.cos, turns.sin = rotary(torch.zeros(1), torch.arange(tokens)[None])
+    return turns
+
+
+@functools.cache
+def profile_of(source: str, text: Any, own_basis: bool) -> Profile:
+    """What the model at ``source`` does on the calibration text; ``own_basis``: in the model's own coordinates."""
+
+    def identities(layer: Any, sums: Any) -> dict[str, Basis]:
+        eyes = {part: torch.eye(n, dtype=torch.float64).repeat(layer.kv_heads, 1, 1) for part, n in
+                (("k", layer.qk_dim), ("v", layer.v_dim))}  # fmt: skip
+        return {part: Basis(eye[..., 0], eye, eye) for part, eye in eyes.items()}
+
+    bases = identities if own_basis else coded.coded_bases
+    model = open_model(source).float()
+    window = min(WINDOW, shape_of(model).max_tokens)
+    config = hw.InspectConfig(tokens=TOKENS, context=window, maps=False)
+    with mock.patch.object(collect, "coded_bases", bases):
+        return hw.inspect(model, open_tokenizer(source), text=text, config=config, checks=False)
+
+
+def felt_alike(profile: Profile) -> Profile:
+    """The profile with all gradients alike: each coordinate counts by its variance in the layer's own scale."""
+    layers = [
+        replace(layer, values={**layer.values, **{name: _spread(layer.values[name]) for name in layer.values if
+                name.endswith("bit_damage")}})
+        for layer in profile.layers
+    ]  # fmt: skip
+    return replace(profile, layers=tuple(layers))
+
+
+def _spread(rows: list[list[float]]) -> list[list[float]]:
+    return [[1.0] * len(row) for row in rows]
+
+
+def packed(
+    share: float, *, own_basis: bool = False, importance: bool = True, widths: tuple[int, ...] | None = None
+) -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """From the dense model and a calibration text to its packed form."""
+
+    def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
+        profile = profile_of(calibration.source, calibration.text, own_basis)
+        if not importance:
+            profile = felt_alike(profile)
+        allowed: Mapping[str, tuple[int, ...]] = dict(options.ALLOWED)
+        if widths is not None:
+            allowed = {**allowed, "mixed": widths}
+        budget = Budget("keep_kv", share, calibration.context)
+        with mock.patch.object(options, "ALLOWED", allowed):
+            plan = plan_for(profile, budget, cache="mixed")
+        reduced = reduce_model(model, plan, profile.tensors)
+        if reduced.codes is None:
+            raise RuntimeError("The plan does not round the cache.")
+        return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
+
+    return build
+
+
+OURS = {
+    **{f"headwise@{share}": packed(share) for share in SHARES},
+    **{f"headwise-own-basis@{share}": packed(share, own_basis=True) for share in ABLATED},
+    **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
+    **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
+}

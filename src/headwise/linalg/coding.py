@@ -1,0 +1,110 @@
+"""The coordinates in which keys and values are rounded, and the levels each coordinate is rounded to.
+
+A cache reads ``y = directions z`` with every coordinate of ``z = duals^T y`` rounded on its own. Which coordinates are
+best is transform coding: noise in ``z_i`` costs half its power times the mean square gradient along
+``directions_i``, so the metric is the second moment of the gradients and the source the covariance of ``y``. Gradients
+are heavy-tailed: a few tokens would decide unless they are clipped and the metric is shrunk towards a round one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.linalg.spectra import Basis, moment_root
+
+CLIP = 0.98  # gradients longer than this share of all others are cut to that length
+ROUND = 0.5  # of the mean eigenvalue, added to the metric
+SMALL = 1e-3  # of the mean variance, added to the source
+COHERENCE = 3.0  # of errors over tokens: how much more it costs to shrink a coordinate than to add noise to it
+POINTS = 1024  # that stand for all samples of a coordinate
+STEPS = 16  # of the fit of levels: each assigns the samples and solves for the levels
+FIRM = 1e-4  # pull of the last levels on the next ones
+
+
+def clipped(gradient_NGC: Tensor) -> Tensor:
+    """Gradients (tokens, heads, coordinates) with the longest of each head cut to the length that most stay below."""
+    length_NG = gradient_NGC.norm(dim=-1)
+    longest_G = length_NG.float().quantile(CLIP, dim=0)
+    return gradient_NGC * (longest_G / length_NG.clamp(min=torch.finfo(length_NG.dtype).tiny)).clamp(max=1)[..., None]
+
+
+def coding_basis(source_NRR: Tensor, metric_NRR: Tensor) -> Basis:
+    """The basis to round in, most important coordinate first: all have the same variance."""
+    R = source_NRR.shape[-1]
+    eye = torch.eye(R, dtype=torch.float64)
+    source, metric = source_NRR.double(), metric_NRR.double()
+    root, inverse = moment_root(metric + (ROUND * _mean(metric) + torch.finfo(torch.float64).tiny) * eye)
+    values, vectors = torch.linalg.eigh(root @ (source + SMALL * _mean(source) * eye) @ root)
+    values, vectors = values.flip(-1).clamp(min=torch.finfo(torch.float64).tiny), vectors.flip(-1)
+    scale = values.sqrt()[..., None, :]
+    return Basis(scale[..., 0, :], inverse @ vectors * scale, root @ vectors / scale)
+
+
+def paired_basis(source_NRR: Tensor) -> Tensor:
+    """Rotations of pairs ``(p, p + R/2)`` onto the axes of their own covariance, (N, R, R): they commute with RoPE."""
+    half = source_NRR.shape[-1] // 2
+    first, second = torch.arange(half), torch.arange(half) + half
+    source = source_NRR.double()
+    angle_NP = 0.5 * torch.atan2(2 * source[:, first, second], source[:, first, first] - source[:, second, second])
+    turn = torch.zeros_like(source)
+    turn[:, first, first] = turn[:, second, second] = angle_NP.cos()
+    turn[:, second, first] = angle_NP.sin()
+    turn[:, first, second] = -angle_NP.sin()
+    return turn
+
+
+def importance(basis: Basis, source_NRR: Tensor, metric_NRR: Tensor) -> Tensor:
+    """What losing each coordinate would cost, were its errors independent of token and gradient: (N, R)."""
+    felt = (basis.directions_NRR * (metric_NRR.double() @ basis.directions_NRR)).sum(-2)
+    power = (basis.duals_NRR * (source_NRR.double() @ basis.duals_NRR)).sum(-2)
+    return (felt * power / 2).clamp(min=0)
+
+
+def fit_levels(samples_NC: Tensor, bits: int) -> Tensor:
+    """Offset, scale and cubic part of the ``2**bits`` levels of each column of ``samples_NC`` that round it best: (C, 3).
+
+    Level ``c`` is ``offset + scale (u + cubic u^3)`` with ``u`` from -1 to 1: Lloyd's algorithm with levels that three
+    numbers describe. They are fitted to samples of mean 0 and variance 1 and scaled back.
+    """
+    mean, spread = samples_NC.mean(0), samples_NC.std(0).clamp(min=1e-6)
+    if not bits:
+        return torch.stack((mean, torch.ones_like(mean), torch.zeros_like(mean)), dim=-1)
+    x_CN = _condensed((samples_NC - mean) / spread)
+    u_K = level_places(bits).to(x_CN)
+    powers = [torch.ones_like(u_K), u_K, u_K**3][: 2 if bits == 1 else 3]
+    basis_KP = torch.stack(powers, dim=-1)
+    # Many levels are best as dense as the cube root of the density: for a normal one, of three times the variance.
+    normal = 3**0.5 * torch.special.ndtri((torch.arange(len(u_K)) + 0.5) / len(u_K)).to(x_CN)
+    solution = torch.linalg.lstsq(basis_KP, normal[:, None]).solution[:, 0].expand(len(x_CN), -1)
+    pull = FIRM * x_CN.shape[1] * torch.eye(basis_KP.shape[1]).to(x_CN)
+    for _ in range(STEPS):
+        levels_CK = (solution @ basis_KP.T).cummax(-1).values
+        middles = (levels_CK[:, 1:] + levels_CK[:, :-1]) / 2
+        codes_CN = torch.searchsorted(middles.contiguous(), x_CN)
+        counts, totals = torch.zeros_like(levels_CK), torch.zeros_like(levels_CK)
+        counts.scatter_add_(1, codes_CN, torch.ones_like(x_CN))
+        totals.scatter_add_(1, codes_CN, x_CN)
+        left = torch.einsum("kp,ck,kq->cpq", basis_KP, counts, basis_KP) + pull
+        right = totals @ basis_KP + solution @ pull
+        solution = torch.linalg.solve(left, right)
+    offset, scale = solution[:, 0], solution[:, 1].clamp(min=1e-4)
+    cubic = torch.zeros_like(scale) if bits == 1 else (solution[:, 2] / scale).clamp(min=-1 / 3, max=1e3)
+    return torch.stack((mean + spread * offset, spread * scale, cubic), dim=-1)
+
+
+def _condensed(samples_NC: Tensor) -> Tensor:
+    """Each column as at most so many means of neighbouring samples, (C, n): levels come out the same, sooner."""
+    group = max(1, len(samples_NC) // POINTS)
+    kept = samples_NC.sort(dim=0).values[: len(samples_NC) // group * group]
+    return kept.unflatten(0, (-1, group)).mean(1).T.contiguous()
+
+
+def level_places(bits: int) -> Tensor:
+    """Where the levels of a coordinate stand between -1 and 1 before they are bent."""
+    last = 2**bits - 1
+    return (2 * torch.arange(last + 1, dtype=torch.float32) - last) / max(1, last)
+
+
+def _mean(moment_NRR: Tensor) -> Tensor:
+    return moment_NRR.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]

@@ -1,0 +1,50 @@
+"""What a packed KV cache takes: widths of coordinates in bits, fields in bytes, bytes of a whole cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from headwise.files.reading import Reader
+
+WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)  # bits of a coordinate; two fields at most, so no 7
+FIELDS = (8, 4, 2, 1)
+# Mean square error of a normal variable rounded to so many bits, over its variance (Lloyd and Max).
+NOISE = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 5: 0.002499, 6: 0.00064, 8: 0.0000409}
+LEVEL_BYTES = 7  # of a coordinate: its width, and three numbers in half precision that give its levels
+GAIN_BYTES = 36  # of a layer: a factor in half precision for each width up to 8, for keys and for values
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The cache of a layer whose coordinates are rounded: bytes of one token, bytes of the levels, tokens kept whole."""
+
+    bytes_per_token: int
+    level_bytes: int
+    whole: int = 1
+
+    @classmethod
+    def read(cls, row: Reader) -> Packed:
+        """These numbers out of a JSON file."""
+        row.only(*(item.name for item in fields(cls)))
+        return cls(*(row.integer(item.name, least=0) for item in fields(cls)))
+
+
+def field_widths(bits: int) -> tuple[int, ...]:
+    """The fields that a coordinate of ``bits`` is stored in."""
+    return tuple(field for field in FIELDS if bits & field)
+
+
+def packed_bytes(counts: Iterable[int]) -> int:
+    """Bytes of one token with so many fields of 8, 4, 2 and 1 bits."""
+    return sum(-(-count * field // 8) for count, field in zip(counts, FIELDS, strict=True))
+
+
+def packed_of(widths: Iterable[int], whole: int = 1) -> Packed:
+    """What the cache of a layer takes whose coordinates have these ``widths``."""
+    counts, coordinates = [0] * len(FIELDS), 0
+    for bits in widths:
+        coordinates += 1
+        for place, field in enumerate(FIELDS):
+            counts[place] += bool(bits & field)
+    return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + GAIN_BYTES, whole)

@@ -1,0 +1,1 @@
+"""Fewer bits for each coordinate of the KV cache, by what the loss feels of it."""

@@ -1,0 +1,63 @@
+"""In a plan: the bits that each cached coordinate of a layer gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from headwise.files.errors import InputError
+from headwise.files.reading import Reader
+from headwise.records.change import Change, check_not_latent
+from headwise.records.packing import WIDTHS, packed_of
+from headwise.records.shape import LayerShape
+
+Digits = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bits(Change):
+    """For each key/value head one digit a coordinate: how many bits it gets in the cache, 0 for none.
+
+    Keys are counted before RoPE in the model's own order, values in the basis that the profile of the model names.
+    """
+
+    kind: ClassVar[str] = "bits"
+    order: ClassVar[int] = 60
+    exact: ClassVar[bool] = True
+    keys: Digits
+    values: Digits
+
+    def check(self, layer: LayerShape, where: str) -> None:
+        """Raise where ``layer`` caches other coordinates than these, or none."""
+        check_not_latent(layer, where)
+        if not layer.heads or layer.cache != "tokens" or layer.window is not None:
+            raise InputError(f"{where}: only layers that cache the keys and values of every token can be packed.")
+        for name, digits, width in (("keys", self.keys, layer.qk_dim), ("values", self.values, layer.v_dim)):
+            if len(digits) != layer.kv_heads or any(len(row) != width for row in digits):
+                raise InputError(f"{where}: {name} must hold {layer.kv_heads} rows of {width} digits.")
+            if not set("".join(digits)) <= {str(width) for width in WIDTHS}:
+                raise InputError(f"{where}: {name} must be digits out of {''.join(map(str, WIDTHS))}.")
+
+    def shape(self, layer: LayerShape) -> LayerShape:
+        """``layer`` with a packed cache."""
+        return replace(layer, packed=packed_of(self.widths()))
+
+    def describe(self, layer: LayerShape) -> str:
+        """Mean bits of keys and of values."""
+        means = (sum(map(int, row)) / len(row) for row in ("".join(self.keys), "".join(self.values)))
+        return "keys {:.1f}, values {:.1f} bits".format(*means)
+
+    @classmethod
+    def read(cls, row: Reader) -> Bits:
+        """Bits out of a JSON file."""
+        row.only("keys", "values")
+        return cls(*(row.texts(name) for name in ("keys", "values")))
+
+    def widths(self) -> list[int]:
+        """The bits of all coordinates."""
+        return [int(digit) for row in (*self.keys, *self.values) for digit in row]
+
+    def counts(self) -> dict[int, int]:
+        """How many coordinates have so many bits."""
+        return dict(sorted(Counter(self.widths()).items()))

@@ -1,0 +1,76 @@
+"""Running a model as if its keys and values had passed through a packed cache: for evaluation and for training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from headwise.runtime.cache import CacheSpec, LayerCodes, round_trip
+from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
+from headwise.tracing.turns import turning
+
+NUMBERS = itertools.count()
+
+
+@contextmanager
+def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None, None, None]:
+    """In the block every token reads keys and values as ``cache`` holds them; gradients pass through unrounded.
+
+    The first tokens of a sequence (by position) are whole, as in the cache. Without a cache nothing happens.
+    """
+    if cache is None:
+        yield
+        return
+    before = model.config._attn_implementation or "sdpa"
+    backend = ALL_ATTENTION_FUNCTIONS.get_interface(before, grouped_attention)
+    name = f"headwise_rounded_{next(NUMBERS)}"
+
+    placed: dict[int, LayerCodes] = {}
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        number = int(module.layer_idx)
+        if number in cache.layers:
+            if number not in placed:
+                placed[number] = _on(cache.layers[number], k.device)
+            codes, pairs = placed[number], getattr(module, "rope_pairs", None)
+            keys = turns.back(k.float(), pairs).transpose(1, 2)
+            keys = round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2)
+            values = v.float().transpose(1, 2)
+            values = round_trip(values, codes.value_bits, codes.value_levels, codes.value_gain).transpose(1, 2)
+            first = _first(kwargs.get("position_ids"), k, cache.whole)
+            k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
+        if k.shape[-1] == v.shape[-1] or getattr(backend, "any_width", False):
+            return backend(module, q, k, v, mask, **kwargs)
+        return padded_attention(backend, module, q, k, v, mask, **kwargs)
+
+    attend.any_width = True  # pyrefly: ignore[missing-attribute]
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
+    model.set_attn_implementation(name)
+    try:
+        with turning(model) as turns:
+            yield
+    finally:
+        model.set_attn_implementation(before)
+        del AttentionInterface._global_mapping[name]
+        del AttentionMaskInterface._global_mapping[name]
+
+
+def _on(codes: LayerCodes, device: torch.device) -> LayerCodes:
+    return LayerCodes(*(getattr(codes, each.name).to(device) for each in fields(codes)))
+
+
+def _first(positions: Tensor | None, k_BGTK: Tensor, whole: int) -> Tensor:
+    """Where tokens are the first of their sequence, broadcastable to keys."""
+    if positions is None:
+        positions = torch.arange(k_BGTK.shape[2], device=k_BGTK.device)[None]
+    return (positions < whole)[:, None, :, None]

@@ -1,0 +1,31 @@
+"""Bytes of packed caches: what plans count is what the cache holds."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.records.packing import WIDTHS, field_widths, packed_of
+from headwise.records.shape import LayerShape
+from headwise.runtime.cache import LayerCodes
+
+
+def test_a_width_is_the_sum_of_at_most_two_fields():
+    assert all(sum(field_widths(bits)) == bits and len(field_widths(bits)) <= 2 for bits in WIDTHS)
+
+
+@given(st.lists(st.sampled_from(WIDTHS), min_size=2, max_size=40))
+def test_bytes_are_those_of_the_cache(widths):
+    half = len(widths) // 2
+    keys, values = (torch.tensor([part], dtype=torch.uint8) for part in (widths[:half], widths[half:]))
+    levels = [torch.zeros(*part.shape, 3, dtype=torch.float16) for part in (keys, values)]
+    codes = LayerCodes(keys, values, *levels, torch.ones(9).half(), torch.ones(9).half())
+    packed = packed_of(widths)
+    assert packed.bytes_per_token == codes.bytes_per_token
+    assert packed.level_bytes == codes.parameter_bytes
+
+
+def test_a_cache_counts_levels_once_and_whole_tokens_for_each_sequence():
+    layer = LayerShape(4, 2, 8, 8, packed=packed_of([4] * 32))
+    assert layer.token_bytes(2) == 16
+    assert layer.cache_bytes(10, 3, 2) == 7 * 32 + 36 + 3 * (10 * 16 + 32 * 2)
+    assert layer.cache_bytes(0, 1, 2) == 7 * 32 + 36
