@@ -58,6 +58,7 @@ class PackedLayer(CacheLayerMixin):
         self.values_reader = self._reader(slice(count, None), codes.value_bits, codes.value_levels, codes.value_gain)
         if self.order is not None:
             self.keys_reader = self.keys_reader.ordered(self.order)
+        self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
         room = key_states.shape[0], self.heads, self.cache.spec.whole
         self.whole_keys = key_states.new_zeros(*room, self.key_width)
         self.whole_values = value_states.new_zeros(*room, self.value_width)

@@ -62,7 +62,7 @@ class Pass:
         self.cache, self.past, self.tokens, self.positions, self.mask = cache, past, tokens, positions, mask
         self.device = device = cache.rope.frequencies.device
         slots = torch.arange(past, past + tokens, device=device)
-        self.batch = batch
+        self.batch, self.biases = batch, {}
         if not past:
             cache.padding = torch.zeros(batch, dtype=torch.long, device=device)
         if mask is not None:
@@ -120,8 +120,14 @@ class Pass:
         """Slots that blocks may have room for."""
         return -(-(self.past + self.tokens) // BLOCK) * BLOCK
 
+    def bias(self, start: int, size: int):
+        """What is added to the logits of some packed slots (B, T, size)."""
+        if (start, size) not in self.biases:
+            self.biases[start, size] = self.all_bias[..., start : start + size].contiguous()
+        return self.biases[start, size]
+
     @cached_property
-    def bias(self):
+    def all_bias(self):
         """What is added to the logits of packed slots (B, T, slots)."""
         length, padding = self.visible.shape[-1], self.cache.padding[:, None]
         index = torch.arange(length, device=self.device)
