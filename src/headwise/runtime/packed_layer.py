@@ -15,7 +15,8 @@ from .packed_attention import Reader, read_shape
 from .packing import LayerCodes, Layout, borders, encode, reading
 from .slots import BLOCK, CHUNK
 
-FEW_TOKENS = 16
+FEW_TOKENS = 16  # that are coded by searching tables
+AT_ONCE = 512  # tokens that are coded at a time: what is in between stays in the processor's caches
 
 
 class PackedLayer(CacheLayerMixin):
@@ -98,8 +99,8 @@ class PackedLayer(CacheLayerMixin):
         this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
         if self.past < this.whole_ends:
             self._keep_whole(keys, values)
-        for start in range(0, tokens, BLOCK):
-            part = slice(start, start + BLOCK)
+        for start in range(0, tokens, AT_ONCE):
+            part = slice(start, start + AT_ONCE)
             unturn = None if this.unturn is None else this.unturn[:, :, part]
             turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
             self._append(
