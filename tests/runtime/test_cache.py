@@ -158,3 +158,41 @@ def test_without_a_compiler_attention_runs_as_it_is_and_says_so_once(monkeypatch
     assert len(caught) == 1
     for logits, plain in zip(ours, logits_in_parts(model, spec, False)):
         assert torch.allclose(logits, plain, atol=1e-5)
+
+
+def test_a_prefix_read_in_inference_mode_goes_on_in_any():
+    model, spec = tiny("llama"), random_spec()
+    ids, results = prompt(2), []
+    for mode in (torch.inference_mode, torch.no_grad):
+        cache = PackedCache(model, spec)
+        with mode():
+            model(ids[:, :-1], past_key_values=cache)
+        results.append(model.generate(ids, past_key_values=cache, **GREEDY))
+    assert torch.equal(*results)
+    cache.crop(-3)
+    assert not model(ids, past_key_values=cache).logits.isnan().any()  # with gradients
+    assert not any(block.requires_grad for layer in cache.layers for block in (*layer.blocks, layer.whole_keys))
+
+
+def test_capped_logits_are_capped_in_packed_ones_too():
+    model = tiny("gemma2", layer_types=["full_attention"] * 3, attn_logit_softcapping=1.0)
+    logits = []
+    for fused in (True, False):
+        cache = PackedCache(model, random_spec(), fused=fused)
+        with torch.no_grad():
+            logits.append([model(part, past_key_values=cache).logits for part in prompt().split((6, 2, 1), dim=1)])
+    for ours, plain in zip(*logits):
+        assert torch.allclose(ours, plain, atol=1e-5)
+
+
+def test_attention_with_sinks_is_refused():
+    model = tiny("llama")
+    cache, module = PackedCache(model, random_spec()), model.model.layers[0].self_attn
+    for tokens in (3, 1):
+        key, value = cache.update(*torch.zeros(2, 1, 2, tokens, 8), 0)
+        query, options = torch.zeros(1, 4, tokens, 8), {"scaling": 1.0, "s_aux": torch.zeros(4)}
+        if tokens == 1:
+            with pytest.raises(ValueError, match="adds s_aux to its logits"):
+                packed_attention.packed_attention(module, query, key, value, None, **options)
+        else:
+            packed_attention.packed_attention(module, query, key, value, None, scaling=1.0)

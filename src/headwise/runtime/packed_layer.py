@@ -5,6 +5,7 @@ Self-contained: it travels with a model.
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ from .slots import BLOCK, CHUNK
 
 FEW_TOKENS = 16  # that are coded by searching tables
 AT_ONCE = 512  # tokens that are coded at a time: what is in between stays in the processor's caches
+
+
+def written(method):
+    """A method that writes to a layer's tensors: in inference mode too they are such as any mode may write to."""
+
+    @functools.wraps(method)
+    def run(*args):
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*args)
+
+    return run
 
 
 class PackedLayer(CacheLayerMixin):
@@ -81,8 +93,6 @@ class PackedLayer(CacheLayerMixin):
                 "The model's attention did not read the packed keys it was given: pass fused=False to PackedCache, "
                 "which unpacks the whole cache at every step."
             )
-        if not self.length:
-            self.lazy_initialization(key_states, value_states)
         self.pending = key_states, value_states
         if self.cache.fused:
             key_states.packed_layer = self
@@ -90,11 +100,14 @@ class PackedLayer(CacheLayerMixin):
         past = self.store(None, None)
         return self.unpacked() if past else (key_states, value_states)
 
+    @written
     def store(self, positions, mask) -> int:
         """Pack what `update` took; returns how many tokens were there before."""
         if self.pending is None:
             return self.past
         (keys, values), self.pending = self.pending, None
+        if not self.length:
+            self.lazy_initialization(keys, values)
         self.past, tokens = self.length, keys.shape[2]
         this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
         if self.past < this.whole_ends:
@@ -151,6 +164,7 @@ class PackedLayer(CacheLayerMixin):
         """All bytes (B, R, T)."""
         return torch.cat(self.blocks, dim=-1)[..., : self.length]
 
+    @written
     def fill(self, packed, whole_keys, whole_values) -> None:
         """Take what was saved of another layer."""
         self.lazy_initialization(whole_keys, whole_values)
@@ -201,6 +215,7 @@ class PackedLayer(CacheLayerMixin):
         """Forget everything."""
         self.blocks, self.length, self.past, self.pending, self.is_initialized = [], 0, 0, None, False
 
+    @written
     def rearrange(self, change) -> None:
         """Apply ``change`` to the rows of everything."""
         if self.is_initialized:
