@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import CohereConfig, CohereForCausalLM
 
 from headwise.runtime import packed_attention
-from headwise.runtime.cache import PackedCache
+from headwise.runtime.cache import PackedCache, encode, unpack
 from tests.runtime.specs import random_spec
 from tests.tiny import tiny
 
@@ -196,3 +197,27 @@ def test_attention_with_sinks_is_refused():
                 packed_attention.packed_attention(module, query, key, value, None, **options)
         else:
             packed_attention.packed_attention(module, query, key, value, None, scaling=1.0)
+
+
+def cohere():
+    """A tiny model whose RoPE turns pairs of neighbours."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    return CohereForCausalLM(CohereConfig(**sizes, num_key_value_heads=2, vocab_size=97, pad_token_id=0)).eval()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_are_stored_as_they_are_before_rope(interleaved):
+    model, spec = cohere() if interleaved else tiny("llama"), random_spec(interleaved=interleaved)
+    before, ids, logits = [], prompt(1, 12), []
+    model.model.layers[0].self_attn.k_proj.register_forward_hook(lambda module, given, keys: before.append(keys))
+    for fused in (True, False):
+        cache = PackedCache(model, spec, fused=fused)
+        with torch.no_grad():
+            logits.append([model(part, past_key_values=cache).logits for part in ids.split((9, 2, 1), dim=1)])
+    for ours, plain in zip(*logits):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    codes, packed = spec.layers[0], cache.layers[0].packed
+    keys = torch.cat(before[-3:], dim=1).unflatten(-1, (2, 8))
+    expected = encode(keys, codes.key_bits, codes.key_levels).flatten(2).transpose(1, 2)
+    assert (unpack(packed, codes.bits)[:, :16] == expected).float().mean() > 0.98  # but for roundings at borders

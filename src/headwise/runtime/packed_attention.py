@@ -12,6 +12,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -22,7 +23,7 @@ from .slots import CHUNK, HIDDEN
 
 COMPILE_FROM = 1024  # slots; below, compiling takes longer than it saves
 FEW_QUERIES = 8  # of one key/value head; with more, matrix products win
-OPTIONS = {  # one loop over the bytes: nothing in between is written to memory
+OPTIONS: dict[str, Any] = {  # one loop over the bytes: nothing in between is written to memory
     "realize_reads_threshold": 1000,
     "realize_opcount_threshold": 10000,
     "realize_acc_reads_threshold": 1000,
@@ -199,9 +200,8 @@ def turned_queries(layer, query_BGQK, this):
 @torch.compiler.disable
 def packed_attention(module, query, key, value, attention_mask, previous="sdpa", **kwargs):
     """An attention function for transformers: reads the packed layer that made ``key``; without one, as before."""
-    layer = getattr(key, "packed_layer", None)
-    past = layer.store(kwargs.get("position_ids"), attention_mask) if layer is not None else 0
-    if not past:
+    layer: Any = getattr(key, "packed_layer", None)
+    if layer is None or not layer.store(kwargs.get("position_ids"), attention_mask):
         return plain_attention(module, query, key, value, attention_mask, previous, **kwargs)
     for name in ("s_aux", "position_bias"):
         if kwargs.get(name) is not None:
@@ -229,7 +229,8 @@ def eager_packed_attention(*args, **kwargs):
     return packed_attention(*args, **kwargs, previous="eager")
 
 
-for _name, _function in (("sdpa", packed_attention), ("eager", eager_packed_attention)):
+_functions: dict[str, Any] = {"sdpa": packed_attention, "eager": eager_packed_attention}
+for _name, _function in _functions.items():
     _function.any_width = True  # of keys and values; per-layer models pad for functions without this mark
     AttentionInterface.register(NAMES[_name], _function)
     AttentionMaskInterface.register(NAMES[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])

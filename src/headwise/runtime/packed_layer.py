@@ -36,13 +36,14 @@ class PackedLayer(CacheLayerMixin):
 
     is_sliding, is_croppable = False, True
 
-    def __init__(self, cache: Any, codes: LayerCodes, pairs: torch.Tensor | None) -> None:
+    def __init__(self, cache: Any, codes: LayerCodes, pairs: Any) -> None:
         super().__init__()
         self.cache, self.codes, self.pairs = cache, codes, pairs
         self.heads, self.key_width = codes.key_bits.shape
         self.value_width = codes.value_bits.shape[1]
         self.blocks: list[torch.Tensor] = []
-        self.length, self.past, self.pending = 0, 0, None
+        self.length = self.past = 0
+        self.pending: Any = None
 
     def lazy_initialization(self, key_states, value_states) -> None:
         """Lay out bytes for keys and values like these."""

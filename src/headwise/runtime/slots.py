@@ -80,6 +80,11 @@ class Pass:
             self._follow(slots, places, past)
             self.unturn = cache.rope.as_model(places).conj() / cache.rope.scale
 
+    def is_of(self, past: int, batch: int, tokens: int, positions: Any, mask: Any) -> bool:
+        """Whether another layer is in the same pass: then it was handed the very same tensors."""
+        same = (self.past, self.batch, self.tokens) == (past, batch, tokens)
+        return same and self.positions is positions and self.mask is mask
+
     @cached_property
     def visible(self):
         """What is added to logits (B, T, slots so far)."""
