@@ -3,17 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import headwise as hw
+from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.save import save_student
 from headwise.families.shapes import shape_of
+from headwise.records import LayerPlan, Plan
 from headwise.reduction.build import build_reduced
 from headwise.runtime.cache import CacheSpec, PackedCache, write_spec
-from tests.plans import uneven
 from tests.runtime.specs import random_codes
 from tests.tiny import tiny
 
@@ -24,7 +26,7 @@ IDS = torch.randint(3, 97, (2, 7), generator=torch.Generator().manual_seed(0))
 def codes_for(model, bits=None):
     layers = [layer for layer in model.config.headwise["layers"] if layer["heads"]]
     codes = {e["slot"]: random_codes(e["kv_heads"], e["qk_dim"], e["v_dim"], bits, seed=e["slot"]) for e in layers}
-    return CacheSpec(codes, whole=1, rotary=8)
+    return CacheSpec(codes, whole=1, rotary=8, fingerprint=fingerprint(model))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,9 @@ def folder(tmp_path_factory):
     """A per-layer model whose layers differ, one without attention, with codes beside the weights."""
     out = tmp_path_factory.mktemp("packed") / "out"
     model = tiny("llama")
-    plan = uneven(shape_of(model))
+    shape = shape_of(model)
+    narrow = LayerPlan(4, 2, 4, 5, rope_pairs=((0, 2), (3, 1)))
+    plan = Plan.make(shape, (narrow, LayerPlan(0, 0, 0, 0), LayerPlan.full(shape.layers[2])))
     reduced = build_reduced(model, plan)
     save_student(reduced, out, plan=plan, source="")
     write_spec(out / "cache.safetensors", codes_for(reduced))
@@ -100,8 +104,12 @@ def test_hw_cache_finds_the_codes_or_says_what_is_missing(folder, tmp_path):
     stock = AutoModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(hw.InputError, match=r"where there is no cache\.safetensors: compress it with bits"):
         hw.cache(stock)
-    write_spec(tmp_path / "cache.safetensors", CacheSpec({7: random_codes(2, 8, 8)}, rotary=8))
+    spec = CacheSpec({7: random_codes(2, 8, 8)}, rotary=8, fingerprint=fingerprint(stock))
+    write_spec(tmp_path / "cache.safetensors", spec)
     with pytest.raises(hw.InputError, match="for a layer 7, but the cache of LlamaForCausalLM has 3"):
+        hw.cache(stock)
+    write_spec(tmp_path / "cache.safetensors", replace(spec, fingerprint="ab" * 32))
+    with pytest.raises(hw.InputError, match="is of another model"):
         hw.cache(stock)
     (tmp_path / "cache.safetensors").write_bytes(b"nothing")
     with pytest.raises(hw.InputError, match="not a safetensors file"):

@@ -83,13 +83,12 @@ class PackedCache(Cache):
             use_packed_attention(model)
         super().__init__(layers=layers)
 
+    layers: list[Any]
     update = torch.compiler.disable(Cache.update)
 
     def forward_pass(self, past: int, batch: int, tokens: int, positions: Any, mask: Any) -> Pass:
         """The `Pass` that all layers of this forward pass share."""
-        known = self.current
-        same = known is not None and (known.past, known.tokens) == (past, tokens)
-        if not (same and known.positions is positions and known.mask is mask and self.padding.shape[0] == batch):
+        if self.current is None or not self.current.is_of(past, batch, tokens, positions, mask):
             self.current = Pass(self, past, batch, tokens, positions, mask)
         return self.current
 
@@ -105,17 +104,17 @@ class PackedCache(Cache):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Take the rows ``beam_idx``, for beam search."""
-        self._rearrange(lambda t: t.index_select(0, beam_idx.to(t.device)))
+        self._rearrange(lambda t: t.index_select(0, beam_idx.to(t.device)), "reorder_cache", beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
-        self._rearrange(lambda t: t.repeat_interleave(repeats, dim=0))
+        self._rearrange(lambda t: t.repeat_interleave(repeats, dim=0), "batch_repeat_interleave", repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows ``indices`` (numbers or booleans)."""
-        self._rearrange(lambda t: t[indices.to(t.device)])
+        self._rearrange(lambda t: t[indices.to(t.device)], "batch_select_indices", indices)
 
-    def _rearrange(self, change: Any) -> None:
+    def _rearrange(self, change: Any, name: str, argument: Any) -> None:
         self.current = None
         if self.padding.numel():
             self.padding = change(self.padding)
@@ -124,8 +123,8 @@ class PackedCache(Cache):
         for layer in self.layers:
             if isinstance(layer, PackedLayer):
                 layer.rearrange(change)
-            elif layer.get_seq_length():
-                layer.keys, layer.values = change(layer.keys), change(layer.values)
+            else:
+                getattr(layer, name)(argument)
 
     @property
     def nbytes(self) -> int:
@@ -184,7 +183,8 @@ class TakesPackedCache:
                 model_kwargs["past_key_values"] = cache = PackedCache(self, spec)
                 if generation_config.is_assistant:
                     cache.activate_past_recording()
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        prepare: Any = super()
+        return prepare._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 
 def codes_beside(model: Any) -> CacheSpec | None:
@@ -198,9 +198,11 @@ def codes_beside(model: Any) -> CacheSpec | None:
         return read_spec(path) if path.is_file() else None
     if not (getattr(config, "headwise", None) or {}).get("cache"):
         return None
-    return read_spec(cached_file(place, CODES, revision=getattr(config, "_commit_hash", None)))
+    return read_spec(str(cached_file(place, CODES, revision=getattr(config, "_commit_hash", None))))
 
 
 def plain_bytes(layer: Any) -> int:
-    """Bytes of the keys and values of a layer of transformers."""
-    return sum(t.nbytes for t in (layer.keys, layer.values)) if layer.get_seq_length() else 0
+    """Bytes of the keys and values, and of the states if there are any, of a layer of transformers."""
+    keep = [getattr(layer, name, None) for name in ("keys", "values", "conv_states", "recurrent_states")]
+    tensors = [t for part in keep for t in (part.values() if isinstance(part, dict) else (part,))]
+    return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))

@@ -12,6 +12,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -22,7 +23,7 @@ from .slots import CHUNK, HIDDEN
 
 COMPILE_FROM = 1024  # slots; below, compiling takes longer than it saves
 FEW_QUERIES = 8  # of one key/value head; with more, matrix products win
-OPTIONS = {  # one loop over the bytes: nothing in between is written to memory
+OPTIONS: dict[str, Any] = {  # one loop over the bytes: nothing in between is written to memory
     "realize_reads_threshold": 1000,
     "realize_opcount_threshold": 10000,
     "realize_acc_reads_threshold": 1000,
@@ -104,18 +105,40 @@ def few_value_sums(weights_BGQS, packed_BRS, *reading):
     return torch.stack([(weights.unsqueeze(2) * values).sum(-1) for weights in weights_BGQS.unbind(2)], dim=2)
 
 
-def compiled(function, first, packed, *reading):
+def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, values, few=False):
+    """The state of a softmax (highest logit, sum, weighted values) after the slots of one more tile."""
+    highest, total, output = state
+    B, G, Q = highest.shape[:3]
+    rows, masks, steps, cubic, scale, offset = values
+    logits = (few_key_logits if few else key_logits)(query_BGQKC, packed_BRS, *turning, *keys)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    T = bias_BTS.shape[1]
+    logits = (logits.view(B, G, Q // T, T, -1) + bias_BTS[:, None, None]).view(B, G, Q, -1)
+    new = torch.maximum(highest, logits.amax(-1, keepdim=True))
+    weights, fade = torch.exp(logits - new), torch.exp(highest - new)
+    sums = weights.sum(-1, keepdim=True)
+    shapes = (few_value_sums if few else value_sums)(weights, packed_BRS, rows, masks, steps, cubic)
+    return new, total * fade + sums, output * fade + shapes * scale[:, None] + sums * offset[:, None]
+
+
+def few_read_tile(*args):
+    """`read_tile` as sums, for a compiler."""
+    return read_tile(*args, few=True)
+
+
+def compiled(function, softcap, query, packed, bias, *rest):
     """``function`` of a tile, compiled once for all layers and lengths; without a compiler, as it is."""
     if COMPILED.get("impossible"):
-        return function(first, packed, *reading)
+        return read_tile(softcap, query, packed, bias, *rest)
     try:
-        for tensor in (first, packed):
+        for tensor in (query, packed, bias):
             torch._dynamo.maybe_mark_dynamic(tensor, tensor.ndim - 1)
         if function not in COMPILED:
             COMPILED[function] = torch.compile(function, options=OPTIONS)
-        return COMPILED[function](first, packed, *reading)
+        return COMPILED[function](softcap, query, packed, bias, *rest)
     except Exception as error:  # compilers fail in many ways; what else is wrong shows in the next line
-        result = function(first, packed, *reading)
+        result = read_tile(softcap, query, packed, bias, *rest)
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(f"Attention over a packed cache runs uncompiled, which is slower: {reason}", stacklevel=2)
         COMPILED["impossible"] = True
@@ -127,41 +150,32 @@ def attend(layer, query, scaling, softcap, this):
     B, H, T, _ = query.shape
     G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
-    turned = turned_queries(layer, grouped, this)
-    highest = grouped.new_full((*grouped.shape[:-1], 1), HIDDEN)
-    total, output = torch.zeros_like(highest), 0.0
-
-    def add(logits, bias, values):
-        nonlocal highest, total, output
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
-        logits = (logits.view(B, G, H // G, T, -1) + bias[:, None, None]).view(B, G, H // G * T, -1)
-        new = torch.maximum(highest, logits.amax(-1, keepdim=True))
-        weights, fade = torch.exp(logits - new), torch.exp(highest - new)
-        sums = weights.sum(-1, keepdim=True)
-        output = output * fade + values(weights, sums)
-        total, highest = total * fade + sums, new
-
-    if layer.whole_keys.shape[2]:
-        logits = grouped @ layer.whole_keys.float().transpose(-1, -2)
-        add(logits, this.whole_bias, lambda weights, _: weights @ layer.whole_values.float())
-    of_keys, of_values = key_logits, value_sums
+    turned, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
+    read = read_tile
     if layer.length >= COMPILE_FROM and not query.requires_grad:
-        few = T == 1 and H // G <= FEW_QUERIES
-        of_keys = partial(compiled, few_key_logits if few else key_logits)
-        of_values = partial(compiled, few_value_sums if few else value_sums)
-    keys, values, start = layer.keys_reader, layer.values_reader, 0
+        read = partial(compiled, few_read_tile if T == 1 and H // G <= FEW_QUERIES else read_tile)
     for block in layer.blocks:
         size = block.shape[-1]
-        logits = of_keys(turned(start, size), block, *layer.turning, *vars(keys).values())
-
-        def packed_values(weights, sums, block=block):
-            shapes = of_values(weights, block, values.rows, values.masks, values.steps, values.cubic)
-            return shapes * values.scale[:, None] + sums * values.offset[:, None]
-
-        add(logits, this.bias[..., start : start + size], packed_values)
+        queries, bias = turned(start, size), this.bias(start, size)
+        state = read(softcap, queries, block, bias, state, layer.turning, layer.key_reading, layer.value_reading)
         start += size
+    _, total, output = state
     return (output / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
+
+
+def read_whole(softcap, query_BGQK, layer, this):
+    """The state of a softmax after the tokens that are kept whole."""
+    B, G, Q, _ = query_BGQK.shape
+    if not layer.whole_keys.shape[2]:
+        highest = query_BGQK.new_full((B, G, Q, 1), HIDDEN)
+        return highest, torch.zeros_like(highest), query_BGQK.new_zeros(B, G, Q, layer.value_width)
+    logits = query_BGQK @ layer.whole_keys.float().transpose(-1, -2)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    logits = (logits.view(B, G, -1, *this.whole_bias.shape[1:]) + this.whole_bias[:, None, None]).view(B, G, Q, -1)
+    highest = logits.amax(-1, keepdim=True)
+    weights = torch.exp(logits - highest)
+    return highest, weights.sum(-1, keepdim=True), weights @ layer.whole_values.float()
 
 
 def turned_queries(layer, query_BGQK, this):
@@ -186,9 +200,8 @@ def turned_queries(layer, query_BGQK, this):
 @torch.compiler.disable
 def packed_attention(module, query, key, value, attention_mask, previous="sdpa", **kwargs):
     """An attention function for transformers: reads the packed layer that made ``key``; without one, as before."""
-    layer = getattr(key, "packed_layer", None)
-    past = layer.store(kwargs.get("position_ids"), attention_mask) if layer is not None else 0
-    if not past:
+    layer: Any = getattr(key, "packed_layer", None)
+    if layer is None or not layer.store(kwargs.get("position_ids"), attention_mask):
         return plain_attention(module, query, key, value, attention_mask, previous, **kwargs)
     for name in ("s_aux", "position_bias"):
         if kwargs.get(name) is not None:
@@ -216,7 +229,8 @@ def eager_packed_attention(*args, **kwargs):
     return packed_attention(*args, **kwargs, previous="eager")
 
 
-for _name, _function in (("sdpa", packed_attention), ("eager", eager_packed_attention)):
+_functions: dict[str, Any] = {"sdpa": packed_attention, "eager": eager_packed_attention}
+for _name, _function in _functions.items():
     _function.any_width = True  # of keys and values; per-layer models pad for functions without this mark
     AttentionInterface.register(NAMES[_name], _function)
     AttentionMaskInterface.register(NAMES[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])

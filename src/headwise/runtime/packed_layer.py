@@ -5,6 +5,7 @@ Self-contained: it travels with a model.
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,19 @@ from .packed_attention import Reader, read_shape
 from .packing import LayerCodes, Layout, borders, encode, reading
 from .slots import BLOCK, CHUNK
 
-FEW_TOKENS = 16
+FEW_TOKENS = 16  # that are coded by searching tables
+AT_ONCE = 512  # tokens that are coded at a time: what is in between stays in the processor's caches
+
+
+def written(method):
+    """A method that writes to a layer's tensors: in inference mode too they are such as any mode may write to."""
+
+    @functools.wraps(method)
+    def run(*args):
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*args)
+
+    return run
 
 
 class PackedLayer(CacheLayerMixin):
@@ -23,13 +36,14 @@ class PackedLayer(CacheLayerMixin):
 
     is_sliding, is_croppable = False, True
 
-    def __init__(self, cache: Any, codes: LayerCodes, pairs: torch.Tensor | None) -> None:
+    def __init__(self, cache: Any, codes: LayerCodes, pairs: Any) -> None:
         super().__init__()
         self.cache, self.codes, self.pairs = cache, codes, pairs
         self.heads, self.key_width = codes.key_bits.shape
         self.value_width = codes.value_bits.shape[1]
         self.blocks: list[torch.Tensor] = []
-        self.length, self.past, self.pending = 0, 0, None
+        self.length = self.past = 0
+        self.pending: Any = None
 
     def lazy_initialization(self, key_states, value_states) -> None:
         """Lay out bytes for keys and values like these."""
@@ -58,6 +72,7 @@ class PackedLayer(CacheLayerMixin):
         self.values_reader = self._reader(slice(count, None), codes.value_bits, codes.value_levels, codes.value_gain)
         if self.order is not None:
             self.keys_reader = self.keys_reader.ordered(self.order)
+        self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
         room = key_states.shape[0], self.heads, self.cache.spec.whole
         self.whole_keys = key_states.new_zeros(*room, self.key_width)
         self.whole_values = value_states.new_zeros(*room, self.value_width)
@@ -79,8 +94,6 @@ class PackedLayer(CacheLayerMixin):
                 "The model's attention did not read the packed keys it was given: pass fused=False to PackedCache, "
                 "which unpacks the whole cache at every step."
             )
-        if not self.length:
-            self.lazy_initialization(key_states, value_states)
         self.pending = key_states, value_states
         if self.cache.fused:
             key_states.packed_layer = self
@@ -88,17 +101,20 @@ class PackedLayer(CacheLayerMixin):
         past = self.store(None, None)
         return self.unpacked() if past else (key_states, value_states)
 
+    @written
     def store(self, positions, mask) -> int:
         """Pack what `update` took; returns how many tokens were there before."""
         if self.pending is None:
             return self.past
         (keys, values), self.pending = self.pending, None
+        if not self.length:
+            self.lazy_initialization(keys, values)
         self.past, tokens = self.length, keys.shape[2]
         this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
         if self.past < this.whole_ends:
             self._keep_whole(keys, values)
-        for start in range(0, tokens, BLOCK):
-            part = slice(start, start + BLOCK)
+        for start in range(0, tokens, AT_ONCE):
+            part = slice(start, start + AT_ONCE)
             unturn = None if this.unturn is None else this.unturn[:, :, part]
             turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
             self._append(
@@ -149,6 +165,7 @@ class PackedLayer(CacheLayerMixin):
         """All bytes (B, R, T)."""
         return torch.cat(self.blocks, dim=-1)[..., : self.length]
 
+    @written
     def fill(self, packed, whole_keys, whole_values) -> None:
         """Take what was saved of another layer."""
         self.lazy_initialization(whole_keys, whole_values)
@@ -199,6 +216,7 @@ class PackedLayer(CacheLayerMixin):
         """Forget everything."""
         self.blocks, self.length, self.past, self.pending, self.is_initialized = [], 0, 0, None, False
 
+    @written
     def rearrange(self, change) -> None:
         """Apply ``change`` to the rows of everything."""
         if self.is_initialized:

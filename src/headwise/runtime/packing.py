@@ -274,26 +274,32 @@ class Layout:
 
     def __init__(self, bits: torch.Tensor, device: torch.device | str = "cpu") -> None:
         fields, self.rows = field_rows(bits)
-        table = torch.tensor(fields, dtype=torch.long, device=device).reshape(-1, 5)
-        self.source, size, shift, self.row, up = table.unbind(1)
-        self.size = len(bits)
-        self.mask, self.shift, self.up = (t.to(torch.uint8)[:, None] for t in ((1 << size) - 1, shift, up))
+        size, stored = len(bits), max(self.rows, 1)  # never nothing to index
+        # For writing: up to eight fields of each byte as coordinate, shift and mask in its code, shift in the byte.
+        source = torch.zeros(stored, BYTE, dtype=torch.long)
+        shifts, limits, ups = torch.zeros(3, stored, BYTE, 1, dtype=torch.uint8)
         # For reading: up to two fields of each coordinate as byte, bits of it, and what they count in the code.
-        rows = torch.zeros(2, self.size, dtype=torch.long)
-        masks, worth = torch.zeros(2, self.size, dtype=torch.uint8), torch.zeros(2, self.size)
+        rows = torch.zeros(2, size, dtype=torch.long)
+        masks, worth = torch.zeros(2, size, dtype=torch.uint8), torch.zeros(2, size)
         seen = set()
         for n, width, low, row, place in fields:
+            source[row, place], shifts[row, place], limits[row, place], ups[row, place] = (
+                n,
+                low,
+                (1 << width) - 1,
+                place,
+            )
             second = int(n in seen)
             seen.add(n)
             rows[second, n], masks[second, n] = row, ((1 << width) - 1) << place
             worth[second, n] = 2.0 ** (low - place)
+        self.source, self.shifts, self.limits, self.ups = (t.to(device) for t in (source, shifts, limits, ups))
         self.fields = tuple(t.to(device) for t in (rows, masks, worth))
 
     def pack(self, codes: torch.Tensor) -> torch.Tensor:
         """Bytes (B, R, T) of codes (B, N, T)."""
-        fields = ((codes[:, self.source] >> self.shift) & self.mask) << self.up
-        packed = codes.new_zeros(codes.shape[0], max(self.rows, 1), codes.shape[2])  # never nothing to index
-        return packed.index_add_(1, self.row, fields)
+        fields = ((codes[:, self.source] >> self.shifts) & self.limits) << self.ups
+        return fields.sum(2, dtype=torch.uint8)
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Codes (B, N, T) of bytes (B, R, T)."""

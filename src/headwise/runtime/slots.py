@@ -62,7 +62,7 @@ class Pass:
         self.cache, self.past, self.tokens, self.positions, self.mask = cache, past, tokens, positions, mask
         self.device = device = cache.rope.frequencies.device
         slots = torch.arange(past, past + tokens, device=device)
-        self.batch = batch
+        self.batch, self.biases = batch, {}
         if not past:
             cache.padding = torch.zeros(batch, dtype=torch.long, device=device)
         if mask is not None:
@@ -79,6 +79,11 @@ class Pass:
             places = slots.expand(batch, -1) if positions is None else positions.to(device).expand(batch, -1)
             self._follow(slots, places, past)
             self.unturn = cache.rope.as_model(places).conj() / cache.rope.scale
+
+    def is_of(self, past: int, batch: int, tokens: int, positions: Any, mask: Any) -> bool:
+        """Whether another layer is in the same pass: then it was handed the very same tensors."""
+        same = (self.past, self.batch, self.tokens) == (past, batch, tokens)
+        return same and self.positions is positions and self.mask is mask
 
     @cached_property
     def visible(self):
@@ -120,8 +125,14 @@ class Pass:
         """Slots that blocks may have room for."""
         return -(-(self.past + self.tokens) // BLOCK) * BLOCK
 
+    def bias(self, start: int, size: int):
+        """What is added to the logits of some packed slots (B, T, size)."""
+        if (start, size) not in self.biases:
+            self.biases[start, size] = self.all_bias[..., start : start + size].contiguous()
+        return self.biases[start, size]
+
     @cached_property
-    def bias(self):
+    def all_bias(self):
         """What is added to the logits of packed slots (B, T, slots)."""
         length, padding = self.visible.shape[-1], self.cache.padding[:, None]
         index = torch.arange(length, device=self.device)
