@@ -56,6 +56,8 @@ def build_reduced(
     config.__dict__.pop(CACHE_ENTRY, None)
     if (packed := packed_entries(layer for layer in after if layer is not None)) is not None:
         setattr(config, CACHE_ENTRY, packed)
+        if isinstance(stock, str):
+            config.headwise["cache"] = True  # there will be codes beside the weights, also on the Hub
     reduced = _empty(kind, config, model.dtype)
     _rebuild_rotary(reduced, model.device)
     _fill_attention(model, reduced, shape, plan, tensors, method)
