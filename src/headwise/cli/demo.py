@@ -12,7 +12,7 @@ from headwise.cli.progress import announce
 from headwise.cli.run import whole_line
 from headwise.records.healing import HealConfig
 from headwise.records.running import RunConfig
-from headwise.records.settings import CostConfig, EvaluateConfig, InspectConfig
+from headwise.records.settings import CostConfig, EvaluateConfig, InspectConfig, PlanConfig
 
 PROMPT = "The capital of France is Paris, and the capital of Germany is"
 
@@ -29,6 +29,7 @@ def demo() -> None:
     announce("\nMeasuring, planning, cutting, healing and evaluating, with little text to be quick ...")
     quick = RunConfig(
         inspect=InspectConfig(tokens=2048, lengths=(64, 128, 256, 512)),
+        plan=PlanConfig(cache="none"),  # narrower heads: what can be healed in a minute, and seen
         heal=HealConfig(tokens=4096),
         evaluate=EvaluateConfig(tokens=4096, speed=False),
     )

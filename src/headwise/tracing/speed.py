@@ -73,6 +73,7 @@ def decoder_speed(
     Models with ``codes`` fill and read packed caches.
     """
     with ExitStack() as afterwards, torch.inference_mode():
+        codes = codes or [None] * len(models)
         for model, packed in zip(models, codes, strict=True):
             if packed is not None:
                 afterwards.callback(model.set_attn_implementation, model.config._attn_implementation or "sdpa")
