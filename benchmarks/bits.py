@@ -29,7 +29,7 @@ from alternatives import ALTERNATIVES, SEED, Alternative
 from coordinates import OURS
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -40,10 +40,10 @@ from headwise.files.writing import replacing
 from headwise.linalg.divergence import divergences
 from headwise.runtime.modeling_headwise import padded_attention
 from headwise.steps.demo import demo_model
+from headwise.tracing.interface import attending
 
 TOKENS_AT_ONCE = 1024  # of a forward pass, one window at least
 ROWS_AT_ONCE = 256  # hidden states whose logits are in memory together: a vocabulary is wide
-NAME = "benchmark_rounded"  # of the attention below, in transformers' list
 
 
 class Quantiser(Protocol):
@@ -98,17 +98,8 @@ def reading(model: PreTrainedModel, quantiser: Quantiser | None) -> Generator[No
             k, v = quantiser.read(module.layer_idx, k, v)
         return padded_attention(sdpa_attention_forward, module, q, k, v, mask, **kwargs)
 
-    attend.any_width = True
-    before = model.config._attn_implementation
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
-    try:
+    with attending(model, attend, sdpa_mask):
         yield
-    finally:
-        model.set_attn_implementation(before)
-        del AttentionInterface._global_mapping[NAME]
-        del AttentionMaskInterface._global_mapping[NAME]
 
 
 def hidden_states(model: PreTrainedModel, windows_WT: Tensor, quantiser: Quantiser | None) -> Iterable[Tensor]:

@@ -16,7 +16,6 @@ from headwise.linalg.spectra import Basis, moment_root
 CLIP = 0.98  # gradients longer than this share of all others are cut to that length
 ROUND = 0.5  # of the mean eigenvalue, added to the metric
 SMALL = 1e-3  # of the mean variance, added to the source
-COHERENCE = 3.0  # of errors over tokens: how much more it costs to shrink a coordinate than to add noise to it
 POINTS = 1024  # that stand for all samples of a coordinate
 STEPS = 16  # of the fit of levels: each assigns the samples and solves for the levels
 FIRM = 1e-4  # pull of the last levels on the next ones

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from headwise.records.profile import Check, Profile
-from headwise.records.shape import ModelShape
 
 
-def checks_of(profile: Profile, after: ModelShape) -> list[Check]:
-    """The checks of a ``profile`` that tell of a model like ``after``: those of rounded caches, or of none."""
-    packed = any(layer.packed is not None for layer in after.layers)
-    return [check for check in profile.checks if check.rounded == packed]
+def checks_of(profile: Profile, rounded: bool) -> list[Check]:
+    """The checks of a ``profile`` that tell of plans which round the cache, or of those which do not."""
+    return [check for check in profile.checks if check.rounded == rounded]
 
 
 def expected(checks: Sequence[Check], predicted: float) -> float | None:

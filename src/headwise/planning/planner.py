@@ -56,7 +56,8 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
     if spent > limit:
         raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
     costs = [cost_of(each, budget.tokens(shape), budget.batch, budget.dtype) for each in (shape, after)]
-    loss, checks = sum(losses), checks_of(profile, after)
+    loss = sum(losses)
+    checks = checks_of(profile, any(layer.packed is not None for layer in after.layers))
     predicted = {
         "loss_increase": loss,
         "by_layer": list(losses),

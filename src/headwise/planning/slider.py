@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headwise.planning.expectation import expected
+from headwise.planning.expectation import checks_of, expected
 from headwise.planning.knapsack import Option, choose, least
 from headwise.planning.menus import Menus
 from headwise.records.budget import Budget, natural_budget
@@ -84,7 +84,7 @@ def _table(
     full = budget.measure(profile.shape)
     fixed = full - sum(menu[0].cost for menu in options)
     table = []
-    checks = [check for check in profile.checks if check.rounded == (cache != "none")]
+    checks = checks_of(profile, cache != "none")
     for step in range(FIRST if cache == "none" else ROUNDED_FIRST, STEP + 1):
         limit = full * step // STEP - fixed
         if limit >= least(options):

@@ -30,11 +30,6 @@ class Packed:
         return cls(*(row.integer(item.name, least=0) for item in fields(cls)))
 
 
-def field_widths(bits: int) -> tuple[int, ...]:
-    """The fields that a coordinate of ``bits`` is stored in."""
-    return tuple(field for field in FIELDS if bits & field)
-
-
 def packed_bytes(counts: Iterable[int]) -> int:
     """Bytes of one token with so many fields of 8, 4, 2 and 1 bits."""
     return sum(-(-count * field // 8) for count, field in zip(counts, FIELDS, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -39,7 +41,7 @@ def add_cached(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Tensor 
 
 def watch_gradients(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
     """Add second moments of the gradients by keys before RoPE and by values, as they come: as they are, and clipped."""
-    cos, sin = turns.cos, turns.sin
+    then = copy.copy(turns)  # gradients come when other turns may be running
 
     def add(name: str, gradient_BGSC: Tensor) -> None:
         g_NGC = gradient_BGSC[:, :, WHOLE:].float().transpose(1, 2).flatten(0, 1)
@@ -50,8 +52,6 @@ def watch_gradients(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Te
             sums.add(f"cached_{name}_{kind}", each.mT @ each, len(g))
 
     def see_keys(gradient: Tensor) -> None:
-        then = Turns()
-        then.cos, then.sin = cos, sin
         add("k", then.gradient(gradient.float(), pairs_GP))
 
     attention.k_BGSK.register_hook(see_keys)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.linalg.attention import Attention
 from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
+from headwise.tracing.interface import attending
 
 Watcher = Callable[[str, Attention], None]
-NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -52,17 +51,7 @@ def watching(model: PreTrainedModel, watcher: Watcher) -> Generator[None, None, 
         watcher(paths[id(module)], seen)
         return output, weights
 
-    attend.any_width = True  # pyrefly: ignore[missing-attribute]
-    name = f"headwise_watched_{next(NUMBERS)}"  # several models may be watched at once
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-    before = model.config._attn_implementation or "sdpa"
-    AttentionInterface.register(name, attend)
-    # Without a mask function of its own, masks silently become None; sdpa's are None where the kernel is causal itself.
-    AttentionMaskInterface.register(name, eager_mask if capped else sdpa_mask)
-    model.set_attn_implementation(name)
-    try:
+    # sdpa's masks are None where the kernel is causal itself.
+    with attending(model, attend, eager_mask if capped else sdpa_mask):
         yield
-    finally:
-        model.set_attn_implementation(before)
-        del AttentionInterface._global_mapping[name]
-        del AttentionMaskInterface._global_mapping[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -10,15 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise.runtime.cache import CacheSpec, LayerCodes, round_trip
 from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
+from headwise.tracing.interface import attending
 from headwise.tracing.turns import turning
-
-NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -32,7 +30,6 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
         return
     before = model.config._attn_implementation or "sdpa"
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(before, grouped_attention)
-    name = f"headwise_rounded_{next(NUMBERS)}"
 
     placed: dict[int, LayerCodes] = {}
 
@@ -52,17 +49,8 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
             return backend(module, q, k, v, mask, **kwargs)
         return padded_attention(backend, module, q, k, v, mask, **kwargs)
 
-    attend.any_width = True  # pyrefly: ignore[missing-attribute]
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
-    model.set_attn_implementation(name)
-    try:
-        with turning(model) as turns:
-            yield
-    finally:
-        model.set_attn_implementation(before)
-        del AttentionInterface._global_mapping[name]
-        del AttentionMaskInterface._global_mapping[name]
+    with turning(model) as turns, attending(model, attend, ALL_MASK_ATTENTION_FUNCTIONS[before]):
+        yield
 
 
 def _on(codes: LayerCodes, device: torch.device) -> LayerCodes:

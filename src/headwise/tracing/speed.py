@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -78,15 +78,13 @@ def decoder_speed(
             if packed is not None:
                 afterwards.callback(model.set_attn_implementation, model.config._attn_implementation or "sdpa")
         prompts = [_prompt(model, context) for model in models]
-        read = partial(_read, dict(zip(map(id, models), codes, strict=True)))
-        caches = [read(model, ids[:, :-STEPS]) for model, ids in zip(models, prompts, strict=True)]
+        filling = list(zip(models, prompts, codes, strict=True))
+        caches = [read(model, ids[:, :-STEPS], packed) for model, ids, packed in filling]
         decoding = [partial(step, *arguments) for arguments in zip(models, caches, prompts, strict=True)]
         for job in decoding:
             job()
         decode_seconds = in_turns(decoding, progress)
-        prefill_seconds = in_turns(
-            [partial(read, *arguments) for arguments in zip(models, prompts, strict=True)], progress
-        )
+        prefill_seconds = in_turns([partial(read, *arguments) for arguments in filling], progress)
     decode = [Rate.of(STEPS, seconds, decode_seconds[0]) for seconds in decode_seconds]
     return [
         Speed(context, Rate.of(context, seconds, prefill_seconds[0]), rate)
@@ -129,13 +127,9 @@ def order(count: int, number: int) -> Iterator[int]:
     return iter(range(count)) if number % 2 == 0 else reversed(range(count))
 
 
-def _read(codes: Mapping[int, CacheSpec | None], model: PreTrainedModel, ids: Tensor) -> Any:
-    packed = codes[id(model)]
-    return read(model, ids, None if packed is None else PackedCache(model, packed))
-
-
-def read(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> Any:
-    """Prefill: the ``cache`` of ``model`` after a prompt."""
+def read(model: PreTrainedModel, ids: Tensor, codes: CacheSpec | None = None) -> Any:
+    """Prefill: the cache of ``model``, packed by ``codes`` if there are any, after a prompt."""
+    cache: Any = None if codes is None else PackedCache(model, codes)
     for piece in ids.split(PIECE, dim=1):
         output = cast(Any, model)(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -57,7 +56,3 @@ class Bits(Change):
     def widths(self) -> list[int]:
         """The bits of all coordinates."""
         return [int(digit) for row in (*self.keys, *self.values) for digit in row]
-
-    def counts(self) -> dict[int, int]:
-        """How many coordinates have so many bits."""
-        return dict(sorted(Counter(self.widths()).items()))

@@ -13,7 +13,7 @@ from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, sites_of
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
-from headwise.linalg.coding import COHERENCE, fit_levels
+from headwise.linalg.coding import fit_levels
 from headwise.records.packing import NOISE, WIDTHS
 from headwise.records.plan import Plan
 from headwise.reduction.bits.change import Bits
@@ -23,6 +23,7 @@ from headwise.tracing.forward import forward
 from headwise.tracing.probe import watching
 from headwise.tracing.turns import turning
 
+COHERENCE = 3.0  # of errors over tokens: how much more it costs to shrink a coordinate than to add noise to it
 SAMPLES = 1 << 28  # numbers (1 GB) kept at once; more layers than that take more passes over the text
 
 
