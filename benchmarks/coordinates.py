@@ -57,8 +57,8 @@ class Coordinates:
             return k_BGTK, v_BGTV
         turns = turns_of(self.model, k_BGTK.shape[2])
         keys = turns.back(k_BGTK, None).transpose(1, 2)
-        keys = turns.on(round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2), None)
-        values = round_trip(v_BGTV.transpose(1, 2), codes.value_bits, codes.value_levels, codes.value_gain)
+        keys = turns.on(round_trip(keys, *codes.keys).transpose(1, 2), None)
+        values = round_trip(v_BGTV.transpose(1, 2), *codes.values)
         whole = self.codes.whole
         return (
             torch.cat((k_BGTK[:, :, :whole], keys[:, :, whole:]), dim=2),

@@ -45,9 +45,9 @@ class Plain:
             return torch.cat((pairs.real, pairs.imag), dim=-1)
 
         before = turned(keys, turn.conj()).transpose(1, 2)
-        stored = round_trip(before, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2)
+        stored = round_trip(before, *codes.keys).transpose(1, 2)
         stored = torch.cat((keys[:, :, :whole], turned(stored, turn)[:, :, whole:]), dim=2)
-        back = round_trip(values.transpose(1, 2), codes.value_bits, codes.value_levels, codes.value_gain)
+        back = round_trip(values.transpose(1, 2), *codes.values)
         back = torch.cat((values[:, :, :whole], back.transpose(1, 2)[:, :, whole:]), dim=2)
         self.keys = torch.cat((self.keys, stored), dim=2) if self.length else stored
         self.values = torch.cat((self.values, back), dim=2) if self.length else back
@@ -113,7 +113,7 @@ def test_any_operations_leave_what_plain_tensors_hold(operations, whole, seed):
                 assert nearly_all_equal(keys, plain.keys) and nearly_all_equal(values, plain.values)
             codes = spec.layers.values()
             a_row = plain.length * sum(c.bytes_per_token for c in codes) + min(plain.length, whole) * 3 * 32 * 4
-            assert cache.nbytes == 3 * (7 * 32 + 36) + (batch * a_row if plain.length else 0)
+            assert cache.nbytes == 3 * (7 * 32 + 48) + (batch * a_row if plain.length else 0)
 
 
 def filled(spec, seed=0, tokens=600):

@@ -12,6 +12,7 @@ from headwise.runtime.packing import (
     WIDTHS,
     decode,
     encode,
+    evened,
     level_table,
     one_entry,
     pack,
@@ -62,13 +63,28 @@ def test_a_round_trip_gives_what_the_codes_give_and_lets_gradients_pass(dtype):
     codes = random_codes(2, 16, 8)
     parts = codes.key_bits, codes.key_levels
     x = torch.randn(2, 5, 2, 16).to(dtype).requires_grad_()
-    y = round_trip(x, *parts, codes.key_gain)
+    y = round_trip(x, *codes.keys)
     assert y.dtype == dtype and y.shape == x.shape
-    expected = decode(encode(x, *parts), *parts, codes.key_gain)
+    even, loud = evened(x, *parts, codes.key_loudness)
+    low, step, _ = codes.key_loudness.float()
+    offset = codes.key_levels[..., 0].float()
+    beside = decode(encode(even, *parts), *parts, codes.key_gain) - offset
+    expected = offset + beside * (low + step * loud).square()[..., None, None]
     assert torch.allclose(y.float(), expected, atol=1e-6 if dtype == torch.float32 else 0.05)
     weights = torch.randn_like(y)
     (y * weights).sum().backward()
     assert torch.equal(x.grad, weights)
+
+
+def test_a_token_as_loud_as_its_code_says_is_evened_out():
+    codes = random_codes(2, 16, 8, bits=4)
+    low, step, factor = codes.key_loudness.float()
+    offset, scale, _ = codes.key_levels.float().unbind(-1)
+    sizes = (low + step * torch.arange(-2, 18)).square()  # beyond either end too
+    x = offset + (sizes / factor)[:, None, None] * scale * torch.randn(20, 2, 16).sign()
+    even, loud = evened(x, codes.key_bits, codes.key_levels, codes.key_loudness)
+    assert loud.tolist() == [0, 0, *range(16), 15, 15]
+    assert torch.allclose((even - offset)[2:18].abs() / scale, (1 / factor).expand(16, 2, 16), rtol=1e-4)
 
 
 def test_a_spec_comes_back_from_its_file(tmp_path):
@@ -77,7 +93,7 @@ def test_a_spec_comes_back_from_its_file(tmp_path):
     read = read_spec(tmp_path / "cache.safetensors")
     assert (read.whole, read.rotary, read.interleaved, read.fingerprint) == (2, 8, False, "ab" * 32)
     assert read.digest == spec.digest and list(read.layers) == [0, 1, 2]
-    assert read.layers[1].parameter_bytes == 7 * 2 * 16 + 36
+    assert read.layers[1].parameter_bytes == 7 * 2 * 16 + 48
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
 
 
@@ -90,6 +106,7 @@ def test_a_spec_comes_back_from_its_file(tmp_path):
         ({"1.value_levels": torch.ones(2, 7, 3).half()}, r"value_levels \(2, 7, 3\) and gain \(9,\) do not fit"),
         ({"1.value_levels": -torch.ones(2, 8, 3).half()}, "value_levels that fall"),
         ({"2.key_gain": torch.ones(8).half()}, "do not fit"),
+        ({"2.key_loudness": torch.zeros(3).half()}, "layer 2: key_loudness is not three positive numbers"),
         ({"2.key_gain": None}, "layer 2: key_gain missing"),
         ({"x.key_gain": torch.ones(9).half()}, "holds a tensor 'x.key_gain'"),
     ],
@@ -99,13 +116,13 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, change, sentence):
     spec = dataclasses.replace(random_spec(), layers={i: random_codes(2, 8, 8, 4, seed=i) for i in range(3)})
     write_spec(path, spec)
     tensors = {**load_file(path), **change}
-    metadata = {"format": "headwise-cache", "version": "1", "whole": "1", "rotary": "8", "interleaved": "false"}
+    metadata = {"format": "headwise-cache", "version": "2", "whole": "1", "rotary": "8", "interleaved": "false"}
     metadata["fingerprint"] = spec.fingerprint
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, one_entry(metadata))
     with pytest.raises(ValueError, match=sentence):
         read_spec(path)
-    save_file(load_file(path), path, one_entry({**metadata, "version": "2"}))
-    with pytest.raises(ValueError, match="not a headwise-cache file of version 1"):
+    save_file(load_file(path), path, one_entry({**metadata, "version": "1"}))
+    with pytest.raises(ValueError, match="not a headwise-cache file of version 2"):
         read_spec(path)
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(ValueError, match="not a safetensors file"):

@@ -12,7 +12,8 @@ FIELDS = (8, 4, 2, 1)
 # Mean square error of a normal variable rounded to so many bits, over its variance (Lloyd and Max).
 NOISE = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 5: 0.002499, 6: 0.00064, 8: 0.0000409}
 LEVEL_BYTES = 7  # of a coordinate: its width, and three numbers in half precision that give its levels
-GAIN_BYTES = 36  # of a layer: a factor in half precision for each width up to 8, for keys and for values
+LOUD_BITS = 4  # of a token, for its keys and for its values: how far they are from their mean
+LAYER_BYTES = 48  # in half precision, for keys and for values: a factor for each width up to 8, three of the loudness
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +43,5 @@ def packed_of(widths: Iterable[int], whole: int = 1) -> Packed:
         coordinates += 1
         for place, field in enumerate(FIELDS):
             counts[place] += bool(bits & field)
-    return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + GAIN_BYTES, whole)
+    counts[FIELDS.index(LOUD_BITS)] += 2
+    return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + LAYER_BYTES, whole)

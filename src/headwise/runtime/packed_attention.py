@@ -10,7 +10,7 @@ R bytes a token takes, S slots of a tile in C chunks of 256, Q queries that read
 
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,10 +43,22 @@ class Reader:
     cubic: torch.Tensor  # (G, C)
     scale: torch.Tensor  # (G, C)
     offset: torch.Tensor  # (G, C)
+    loud_row: torch.Tensor  # (1,) byte of the loudness
+    loud_mask: torch.Tensor  # (1,) bits of it
+    loud_step: torch.Tensor  # (1,) what they add to its root
+    loud_low: torch.Tensor  # (1,) its root at code 0
 
     def ordered(self, order):
         """The same with coordinates in another ``order``."""
-        return Reader(*(t[..., order].contiguous() for t in vars(self).values()))
+        names = "rows", "masks", "steps", "cubic", "scale", "offset"
+        return replace(self, **{name: getattr(self, name)[..., order].contiguous() for name in names})
+
+
+def read_loudness(packed, row, mask, step, low):
+    """How loud tokens are (B, 1, ...), in bytes (B, R, ...)."""
+    tail = (..., *[None] * (packed.ndim - 2))
+    root = low[tail] + (packed[:, row] & mask[tail]).float() * step[tail]
+    return root * root
 
 
 def read_shape(packed, rows, masks, steps, cubic, part=slice(None)):
@@ -60,11 +72,13 @@ def read_shape(packed, rows, masks, steps, cubic, part=slice(None)):
     return u + cubic[:, part][tail] * (u * u * u)
 
 
-def read_keys(packed_BRS, cos_PJ, sin_PJ, pairs_GP, rows, masks, steps, cubic, scale, offset):
+def read_keys(packed_BRS, cos_PJ, sin_PJ, pairs_GP, rows, masks, steps, cubic, scale, offset, *loud):
     """Keys (B, G, ..., C, 256) turned by their slots in a chunk: first halves of pairs, second halves, the rest."""
     packed, P = packed_BRS.unflatten(-1, (-1, CHUNK)), pairs_GP.shape[1]
+    loudness = read_loudness(packed, *loud).unsqueeze(1)
     first, second, rest = (
-        offset[:, part, None, None] + scale[:, part, None, None] * read_shape(packed, rows, masks, steps, cubic, part)
+        offset[:, part, None, None]
+        + loudness * (scale[:, part, None, None] * read_shape(packed, rows, masks, steps, cubic, part))
         for part in (slice(0, P), slice(P, 2 * P), slice(2 * P, None))
     )
     if P:
@@ -109,7 +123,7 @@ def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, 
     """The state of a softmax (highest logit, sum, weighted values) after the slots of one more tile."""
     highest, total, output = state
     B, G, Q = highest.shape[:3]
-    rows, masks, steps, cubic, scale, offset = values
+    rows, masks, steps, cubic, scale, offset, *loud = values
     logits = (few_key_logits if few else key_logits)(query_BGQKC, packed_BRS, *turning, *keys)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -118,7 +132,8 @@ def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, 
     new = torch.maximum(highest, logits.amax(-1, keepdim=True))
     weights, fade = torch.exp(logits - new), torch.exp(highest - new)
     sums = weights.sum(-1, keepdim=True)
-    shapes = (few_value_sums if few else value_sums)(weights, packed_BRS, rows, masks, steps, cubic)
+    loud_weights = weights * read_loudness(packed_BRS, *loud).unsqueeze(1)
+    shapes = (few_value_sums if few else value_sums)(loud_weights, packed_BRS, rows, masks, steps, cubic)
     return new, total * fade + sums, output * fade + shapes * scale[:, None] + sums * offset[:, None]
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
-from .packed_attention import Reader, read_shape
-from .packing import LayerCodes, Layout, borders, encode, reading
+from .packed_attention import Reader, read_loudness, read_shape
+from .packing import LayerCodes, Layout, borders, encode, evened, reading
 from .slots import BLOCK, CHUNK
 
 FEW_TOKENS = 16  # that are coded by searching tables
@@ -58,8 +58,7 @@ class PackedLayer(CacheLayerMixin):
         self.codes = codes = LayerCodes(**{name: getattr(codes, name).to(self.device) for name in vars(codes)})
         self.bits, self.levels = codes.bits, codes.levels
         self.borders = borders(self.bits, self.levels)
-        self.layout = Layout(self.bits, self.device)
-        count = self.heads * self.key_width
+        self.layout = Layout(codes.stored_bits, self.device)
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
         self.same_pairs = self.pairs is None
         self.pairs = pairs.to(self.device).expand(self.heads, -1).contiguous()
@@ -68,8 +67,10 @@ class PackedLayer(CacheLayerMixin):
         if self.cache.spec.interleaved:
             turned = torch.arange(2 * self.pairs.shape[1]).view(-1, 2).T.flatten()
             self.order = torch.cat((turned, torch.arange(len(turned), self.key_width))).to(self.device)
-        self.keys_reader = self._reader(slice(0, count), codes.key_bits, codes.key_levels, codes.key_gain)
-        self.values_reader = self._reader(slice(count, None), codes.value_bits, codes.value_levels, codes.value_gain)
+        sizes = codes.key_bits.numel(), codes.value_bits.numel(), 1, 1
+        keys, values, *loud = zip(*(field.split(sizes, dim=1) for field in self.layout.fields))
+        self.keys_reader = self._reader(keys, loud[0], *codes.keys)
+        self.values_reader = self._reader(values, loud[1], *codes.values)
         if self.order is not None:
             self.keys_reader = self.keys_reader.ordered(self.order)
         self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
@@ -82,10 +83,12 @@ class PackedLayer(CacheLayerMixin):
         """Rows of a table (P, ...) for the pairs of each head (G, P, ...), or of all heads (1, P, ...)."""
         return table_P.unsqueeze(0) if self.same_pairs else table_P[self.pairs]
 
-    def _reader(self, part, bits, levels, gain):
+    def _reader(self, fields, loud, bits, levels, gain, loudness):
         offset, scale, cubic, step = reading(bits, levels, gain)
-        rows, masks, worth = (t[:, part].view(2, *bits.shape) for t in self.layout.fields)
-        return Reader(rows, masks, worth * step, cubic, scale, offset)
+        rows, masks, worth = (t.view(2, *bits.shape) for t in fields)
+        (row, _), (mask, _), (times, _) = loud  # codes of one field
+        low, loud_step, _ = loudness.float()
+        return Reader(rows, masks, worth * step, cubic, scale, offset, row, mask, times * loud_step, low[None])
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Take new keys and values; the keys that come back know this layer, for `packed_attention` to find."""
@@ -117,9 +120,10 @@ class PackedLayer(CacheLayerMixin):
             part = slice(start, start + AT_ONCE)
             unturn = None if this.unturn is None else this.unturn[:, :, part]
             turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
-            self._append(
-                self.layout.pack(self._codes(torch.cat([x.transpose(1, 2).flatten(2) for x in turned], dim=2)))
-            )
+            coded = zip(turned, (self.codes.keys, self.codes.values))
+            even, loud = zip(*(evened(x.transpose(1, 2), bits, levels, of) for x, (bits, levels, _, of) in coded))
+            codes = self._codes(torch.cat([x.flatten(2) for x in even], dim=2))
+            self._append(self.layout.pack(torch.cat((codes, torch.stack(loud, dim=1).to(codes.dtype)), dim=1)))
         return self.past
 
     def _codes(self, x_BTN):
@@ -178,7 +182,10 @@ class PackedLayer(CacheLayerMixin):
         """All keys (B, G, T, K) and values (B, G, T, V) as the model would have them."""
         readers, packed = (self.keys_reader, self.values_reader), self.packed
         keys, values = (
-            r.offset[..., None] + r.scale[..., None] * read_shape(packed, r.rows, r.masks, r.steps, r.cubic)
+            r.offset[..., None]
+            + r.scale[..., None]
+            * read_shape(packed, r.rows, r.masks, r.steps, r.cubic)
+            * read_loudness(packed, r.loud_row, r.loud_mask, r.loud_step, r.loud_low).unsqueeze(1)
             for r in readers
         )
         keys, values, rope = keys.transpose(-1, -2), values.transpose(-1, -2), self.cache.rope

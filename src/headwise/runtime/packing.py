@@ -2,7 +2,10 @@
 
 Self-contained: it travels with a model. A coordinate of b bits holds codes c of 0 .. 2^b - 1, read as
 
-    offset + gain[b] * scale * (u + cubic * u^3),    u = (2c - (2^b - 1)) / (2^b - 1)
+    offset + loudness * gain[b] * scale * (u + cubic * u^3),    u = (2c - (2^b - 1)) / (2^b - 1)
+
+Tokens differ in how far all their numbers are from the mean, so each has a loudness for its keys and one for its
+values, in 4 bits each: (low + step * code)^2.
 
 A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, the first field holds the upper bits). All fields of one
 size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits of it.
@@ -23,10 +26,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-FORMAT, VERSION = "headwise-cache", "1"
+FORMAT, VERSION = "headwise-cache", "2"
 WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 BYTE = 8
 FIELDS = (BYTE, 4, 2, 1)
+LOUD_BITS = 4
 HEX_DIGITS = 64  # of a SHA-256
 PARTS = {  # name of a tensor: its dtype and dimensions
     "key_bits": (torch.uint8, 2),
@@ -35,12 +39,18 @@ PARTS = {  # name of a tensor: its dtype and dimensions
     "value_levels": (torch.float16, 3),
     "key_gain": (torch.float16, 1),
     "value_gain": (torch.float16, 1),
+    "key_loudness": (torch.float16, 1),
+    "value_loudness": (torch.float16, 1),
 }
 
 
 @dataclass
 class LayerCodes:
-    """How the keys and values of one layer are coded: bits (G, C), levels (G, C, 3) and gains (9,) of each."""
+    """How the keys and values of one layer are coded.
+
+    Of each bits (G, C), levels (G, C, 3), gains (9,) and loudness: low, step, and what it is of the root mean square
+    of all deviations in units of their scale.
+    """
 
     key_bits: torch.Tensor
     value_bits: torch.Tensor
@@ -48,11 +58,28 @@ class LayerCodes:
     value_levels: torch.Tensor
     key_gain: torch.Tensor
     value_gain: torch.Tensor
+    key_loudness: torch.Tensor
+    value_loudness: torch.Tensor
+
+    @property
+    def keys(self) -> tuple[torch.Tensor, ...]:
+        """Bits, levels, gain and loudness of keys."""
+        return self.key_bits, self.key_levels, self.key_gain, self.key_loudness
+
+    @property
+    def values(self) -> tuple[torch.Tensor, ...]:
+        """Bits, levels, gain and loudness of values."""
+        return self.value_bits, self.value_levels, self.value_gain, self.value_loudness
 
     @property
     def bits(self) -> torch.Tensor:
         """Bits of all coordinates (N,), keys first."""
         return torch.cat((self.key_bits.flatten(), self.value_bits.flatten())).long()
+
+    @property
+    def stored_bits(self) -> torch.Tensor:
+        """Bits of everything that is stored of a token: all coordinates, loudness of keys, loudness of values."""
+        return torch.cat((self.bits, self.bits.new_full((2,), LOUD_BITS)))
 
     @property
     def levels(self) -> torch.Tensor:
@@ -62,11 +89,11 @@ class LayerCodes:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one sequence takes."""
-        return field_rows(self.bits)[1]
+        return field_rows(self.stored_bits)[1]
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the bits, levels and gains themselves."""
+        """Bytes of all these tensors."""
         return sum(getattr(self, name).numel() * dtype.itemsize for name, (dtype, _) in PARTS.items())
 
 
@@ -190,6 +217,9 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
             return (
                 f"{kind}_levels {tuple(levels.shape)} and gain {tuple(gain.shape)} do not fit {tuple(bits.shape)} bits"
             )
+        loudness = parts[f"{kind}_loudness"]
+        if loudness.shape != (3,) or not (loudness > 0).all():
+            return f"{kind}_loudness is not three positive numbers"
         table = level_table(bits, levels)
         if (table.diff(dim=-1).nan_to_num(nan=1.0) < 0).any():
             return f"{kind}_levels that fall where the code rises"
@@ -205,6 +235,19 @@ def level_table(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     u = (2 * codes - top) / top.clamp(min=1)
     offset, scale, cubic = levels.float().unsqueeze(-2).unbind(-1)
     return (offset + scale * (u + cubic * u**3)).masked_fill(codes > top, math.inf)
+
+
+def evened(
+    x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, loudness: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x`` (..., G, C) with the deviations of each token divided by its loudness, and the codes (...) of that."""
+    offset, scale, _ = levels.float().unbind(-1)
+    beside = x.detach().float() - offset
+    counts = (bits > 0) / scale.square()
+    power = (beside.square() * counts).sum((-2, -1)) / (bits > 0).sum().clamp(min=1)
+    low, step, factor = loudness.float()
+    codes = (((factor * power.sqrt()).sqrt() - low) / step).round().clamp(0, (1 << LOUD_BITS) - 1)
+    return offset + beside / (low + step * codes).square()[..., None, None], codes
 
 
 def encode(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
@@ -248,10 +291,16 @@ def reading(bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> tup
     return offset, scale, cubic, 2 / ((1 << bits.long()) - 1).clamp(min=1)
 
 
-def round_trip(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+def round_trip(
+    x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor, loudness: torch.Tensor
+) -> torch.Tensor:
     """``x`` (..., G, C) as it comes back from its codes; gradients pass as if nothing had happened."""
     with torch.no_grad():
-        change = decode(nearest_codes(x, bits, levels), bits, levels, gain).to(x.dtype) - x
+        even, codes = evened(x, bits, levels, loudness)
+        low, step, _ = loudness.float()
+        offset = levels[..., 0].float()
+        beside = decode(nearest_codes(even, bits, levels), bits, levels, gain) - offset
+        change = (offset + beside * (low + step * codes).square()[..., None, None]).to(x.dtype) - x
     return x + change
 
 

@@ -40,9 +40,9 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
                 placed[number] = _on(cache.layers[number], k.device)
             codes, pairs = placed[number], getattr(module, "rope_pairs", None)
             keys = turns.back(k.float(), pairs).transpose(1, 2)
-            keys = round_trip(keys, codes.key_bits, codes.key_levels, codes.key_gain).transpose(1, 2)
+            keys = round_trip(keys, *codes.keys).transpose(1, 2)
             values = v.float().transpose(1, 2)
-            values = round_trip(values, codes.value_bits, codes.value_levels, codes.value_gain).transpose(1, 2)
+            values = round_trip(values, *codes.values).transpose(1, 2)
             first = _first(kwargs.get("position_ids"), k, cache.whole)
             k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
         if k.shape[-1] == v.shape[-1] or getattr(backend, "any_width", False):

@@ -14,7 +14,7 @@ from headwise.families.sites import Site, sites_of
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.coding import fit_levels
-from headwise.records.packing import NOISE, WIDTHS
+from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS
 from headwise.records.plan import Plan
 from headwise.reduction.bits.change import Bits
 from headwise.runtime.cache import CacheSpec, LayerCodes
@@ -23,7 +23,10 @@ from headwise.tracing.forward import forward
 from headwise.tracing.probe import watching
 from headwise.tracing.turns import turning
 
+ROUNDS = 2  # of fitting levels and loudness in turns
+EXTREME = 1e-3  # of tokens are louder, and as many quieter, than any code says
 COHERENCE = 3.0  # of errors over tokens: how much more it costs to shrink a coordinate than to add noise to it
+SMALLEST = 2.0**-10  # of what is positive and stored in half precision
 SAMPLES = 1 << 28  # numbers (1 GB) kept at once; more layers than that take more passes over the text
 
 
@@ -70,22 +73,49 @@ def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[B
 
 def _codes(bits: Bits, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
     key_bits, value_bits = (torch.tensor([list(map(int, row)) for row in rows]) for rows in (bits.keys, bits.values))
+    key_levels, key_loudness = _levels(keys_NGK, key_bits)
+    value_levels, value_loudness = _levels(values_NGV, value_bits)
     return LayerCodes(
         key_bits=key_bits.to(torch.uint8),
         value_bits=value_bits.to(torch.uint8),
-        key_levels=_levels(keys_NGK, key_bits),
-        value_levels=_levels(values_NGV, value_bits),
+        key_levels=key_levels,
+        value_levels=value_levels,
         key_gain=gains(),
         value_gain=gains(),
+        key_loudness=key_loudness,
+        value_loudness=value_loudness,
     )
 
 
-def _levels(samples_NGC: Tensor, bits_GC: Tensor) -> Tensor:
-    levels, samples, bits = torch.zeros(bits_GC.numel(), 3), samples_NGC.flatten(1), bits_GC.flatten()
-    for width in bits.unique().tolist():
-        place = (bits == width).nonzero()[:, 0]
-        levels[place] = fit_levels(samples[:, place], width)
-    return levels.unflatten(0, bits_GC.shape).half()
+def _levels(samples_NGC: Tensor, bits_GC: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels (G, C, 3) and loudness (3,), fitted in turns: each is measured in units of the other."""
+    samples, bits = samples_NGC.flatten(1), bits_GC.flatten()
+    live = bits > 0
+    offset, scale = samples.mean(0), samples.std(0).clamp(min=1e-6)
+    factor, levels = torch.tensor(1.0), torch.zeros(len(bits), 3)
+    loudness = torch.ones(3)
+    for _ in range(ROUNDS):
+        size_N = factor * _size(samples[:, live], offset[live], scale[live])
+        low, high = size_N.sqrt().quantile(torch.tensor((EXTREME, 1 - EXTREME)))
+        step = ((high - low) / (2**LOUD_BITS - 1)).clamp(min=SMALLEST)
+        loudness = torch.stack((low.clamp(min=SMALLEST), step, factor)).half().float()
+        codes_N = ((size_N.sqrt() - loudness[0]) / loudness[1]).round().clamp(0, 2**LOUD_BITS - 1)
+        loud_N = (loudness[0] + loudness[1] * codes_N).square()
+        even = torch.where(live, offset + (samples - offset) / loud_N[:, None], samples)
+        for width in bits.unique().tolist():
+            place = (bits == width).nonzero()[:, 0]
+            levels[place] = fit_levels(even[:, place], width)
+        levels = levels.half().float()
+        offset, scale = levels[:, 0], levels[:, 1]
+        factor = (loud_N.log().mean() - _size(samples[:, live], offset[live], scale[live]).log().mean()).exp()
+    return levels.unflatten(0, bits_GC.shape).half(), torch.stack((*loudness[:2], factor)).half()
+
+
+def _size(samples_NC: Tensor, offset_C: Tensor, scale_C: Tensor) -> Tensor:
+    """Root mean square of the deviations of each token, in units of ``scale_C``."""
+    if not samples_NC.shape[1]:
+        return torch.ones(len(samples_NC))
+    return ((samples_NC - offset_C) / scale_C).square().mean(1).sqrt().clamp(min=SMALLEST)
 
 
 def gains() -> Tensor:
