@@ -26,9 +26,7 @@ def random_codes(heads: int, key_width: int, value_width: int, bits: int | None 
         return torch.tensor([0.7, 0.05, 3.0]).half() + 0.01 * torch.rand(3, generator=generator).half()
 
     levels_of_both = levels(key_width), levels(value_width)
-    return LayerCodes(
-        widths(key_width), widths(value_width), *levels_of_both, gain(), gain(), loudness(), loudness()
-    )
+    return LayerCodes(widths(key_width), widths(value_width), *levels_of_both, gain(), gain(), loudness(), loudness())
 
 
 def random_spec(
