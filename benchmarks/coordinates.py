@@ -26,7 +26,7 @@ from headwise.records.cost import cost_of
 from headwise.reduction.bits import options
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
-from headwise.runtime.cache import CacheSpec, round_trip
+from headwise.runtime.cache import CacheSpec
 from headwise.tracing import coded, collect
 from headwise.tracing.turns import Turns
 
@@ -57,8 +57,8 @@ class Coordinates:
             return k_BGTK, v_BGTV
         turns = turns_of(self.model, k_BGTK.shape[2])
         keys = turns.back(k_BGTK, None).transpose(1, 2)
-        keys = turns.on(round_trip(keys, *codes.keys).transpose(1, 2), None)
-        values = round_trip(v_BGTV.transpose(1, 2), *codes.values)
+        keys = turns.on(codes.round_keys(keys).transpose(1, 2), None)
+        values = codes.round_values(v_BGTV.transpose(1, 2))
         whole = self.codes.whole
         return (
             torch.cat((k_BGTK[:, :, :whole], keys[:, :, whole:]), dim=2),
@@ -84,8 +84,8 @@ def profile_of(source: str, text: Any, own_basis: bool) -> Profile:
     """What the model at ``source`` does on the calibration text; ``own_basis``: in the model's own coordinates."""
 
     def identities(layer: Any, sums: Any) -> dict[str, Basis]:
-        eyes = {part: torch.eye(n, dtype=torch.float64).repeat(layer.kv_heads, 1, 1) for part, n in
-                (("k", layer.qk_dim), ("v", layer.v_dim))}  # fmt: skip
+        sizes = {"k": (layer.kv_heads, layer.qk_dim), "v": (layer.value_groups, layer.value_group_width)}
+        eyes = {part: torch.eye(n, dtype=torch.float64).repeat(groups, 1, 1) for part, (groups, n) in sizes.items()}
         return {part: Basis(eye[..., 0], eye, eye) for part, eye in eyes.items()}
 
     bases = identities if own_basis else coded.coded_bases

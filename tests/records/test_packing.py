@@ -17,16 +17,16 @@ def test_a_width_has_at_most_two_fields():
 def test_bytes_are_those_of_the_cache(widths):
     half = len(widths) // 2
     keys, values = (torch.tensor([part], dtype=torch.uint8) for part in (widths[:half], widths[half:]))
-    levels = [torch.zeros(*part.shape, 3, dtype=torch.float16) for part in (keys, values)]
+    levels = [torch.ones(*part.shape, 3) for part in (keys, values)]
     constants = [torch.ones(size).half() for size in (9, 9, 3, 3)]
-    codes = LayerCodes(keys, values, *levels, *constants)
+    codes = LayerCodes(keys, values, *levels, *constants, torch.eye(len(widths) - half)[None].half())
     packed = packed_of(widths)
     assert packed.bytes_per_token == codes.bytes_per_token
-    assert packed.level_bytes == codes.parameter_bytes
+    assert packed.level_bytes == codes.level_bytes
 
 
 def test_a_cache_counts_levels_once_and_whole_tokens_for_each_sequence():
     layer = LayerShape(4, 2, 8, 8, packed=packed_of([4] * 32))
     assert layer.token_bytes(2) == 17
-    assert layer.cache_bytes(10, 3, 2) == 7 * 32 + 48 + 3 * (10 * 17 + 32 * 2)
-    assert layer.cache_bytes(0, 1, 2) == 7 * 32 + 48
+    assert layer.cache_bytes(10, 3, 2) == 4 * 32 + 48 + 3 * (10 * 17 + 32 * 2)
+    assert layer.cache_bytes(0, 1, 2) == 4 * 32 + 48

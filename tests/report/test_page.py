@@ -245,7 +245,7 @@ def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
     """32 layers of 32 heads of 128, with numbers that do not compress."""
     measured = Profile.load(profile / "profile.json")
     sizes = {"head": 32, "group": 8, "value": 128, "share": 3, "length": 5, "tolerance": 3, "width": 3, "pair": 64}
-    sizes |= {"unit": 128, "dim": 129, "kind": 3, "coordinate": 128}
+    sizes |= {"unit": 128, "dim": 129, "kind": 3, "coordinate": 128, "value group": 4, "value coordinate": 256}
 
     def fill(axes):
         return [fill(axes[1:]) for _ in range(sizes[axes[0]])] if axes else round(random.random(), 5)

@@ -6,7 +6,7 @@ from transformers import CohereConfig, CohereForCausalLM
 
 from headwise.runtime import packed_attention
 from headwise.runtime.cache import PackedCache, encode, unpack
-from headwise.runtime.packing import evened
+from headwise.runtime.packing import Evening
 from tests.runtime.specs import random_spec
 from tests.tiny import tiny
 
@@ -49,7 +49,7 @@ def test_fine_codes_generate_what_no_codes_do(name):
     assert length == 9 + 11
     shape = {"heads": 2, **SHAPES[name]}
     numbers = shape["heads"] * 16
-    expected = 3 * (7 * numbers + 48 + length * (numbers + 1) + numbers * 4)
+    expected = 3 * (4 * numbers + 48 + length * (numbers + 1) + numbers * 4)
     assert cache.nbytes == expected
 
 
@@ -220,6 +220,8 @@ def test_keys_are_stored_as_they_are_before_rope(interleaved):
         assert torch.allclose(ours, plain, atol=1e-5)
     codes, packed = spec.layers[0], cache.layers[0].packed
     keys = torch.cat(before[-3:], dim=1).unflatten(-1, (2, 8))
-    even, _ = evened(keys, codes.key_bits, codes.key_levels, codes.key_loudness)
-    expected = encode(even, codes.key_bits, codes.key_levels).flatten(2).transpose(1, 2)
+    evening, offset = Evening(codes.keys), codes.key_levels[..., 0]
+    beside = keys - offset
+    even = beside / evening.loudness(evening.codes(beside.flatten(2))).unflatten(2, (2, 8))
+    expected = encode(offset + even, codes.key_bits, codes.key_levels).flatten(2).transpose(1, 2)
     assert (unpack(packed, codes.stored_bits)[:, :16] == expected).float().mean() > 0.98  # but for roundings at borders

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from headwise.runtime.packing import (
     WIDTHS,
+    Evening,
     decode,
     encode,
-    evened,
     level_table,
     one_entry,
     pack,
@@ -65,15 +65,34 @@ def test_a_round_trip_gives_what_the_codes_give_and_lets_gradients_pass(dtype):
     x = torch.randn(2, 5, 2, 16).to(dtype).requires_grad_()
     y = round_trip(x, *codes.keys)
     assert y.dtype == dtype and y.shape == x.shape
-    even, loud = evened(x, *parts, codes.key_loudness)
-    low, step, _ = codes.key_loudness.float()
-    offset = codes.key_levels[..., 0].float()
-    beside = decode(encode(even, *parts), *parts, codes.key_gain) - offset
-    expected = offset + beside * (low + step * loud).square()[..., None, None]
+    evening, offset = Evening(codes.keys), codes.key_levels[..., 0]
+    beside = x.detach().float() - offset
+    loud = evening.loudness(evening.codes(beside.flatten(-2))).unflatten(-1, (2, 16))
+    expected = offset + (decode(encode(offset + beside / loud, *parts), *parts, codes.key_gain) - offset) * loud
     assert torch.allclose(y.float(), expected, atol=1e-6 if dtype == torch.float32 else 0.05)
     weights = torch.randn_like(y)
     (y * weights).sum().backward()
     assert torch.equal(x.grad, weights)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_values_are_rounded_as_coordinates_that_a_group_of_heads_shares(groups):
+    torch.manual_seed(0)
+    codes = random_codes(4, 4, 6, bits=8, groups=groups)
+    codes = dataclasses.replace(codes, value_gain=torch.ones(9).half())
+    values = torch.randn(3, 5, 4, 6).requires_grad_()
+    rounded = codes.round_values(values)
+    assert 0 < (rounded - values).abs().mean() < 0.05
+    heads = 4 // groups
+    for group in range(groups):
+        z = values.detach()[:, :, group * heads : (group + 1) * heads].flatten(2)
+        z = torch.linalg.solve(codes.value_map[group].double(), z.double().mT).mT.float()
+        only = [t[group : group + 1] if t.ndim > 1 else t for t in codes.values]
+        if groups == 1:
+            expected = round_trip(z.unsqueeze(-2), *only).squeeze(-2) @ codes.value_map[group].float().T
+            assert torch.allclose(rounded.flatten(2), expected, atol=1e-5)
+    (rounded * 2).sum().backward()
+    assert torch.equal(values.grad, torch.full_like(values, 2))
 
 
 def test_a_token_as_loud_as_its_code_says_is_evened_out():
@@ -82,9 +101,10 @@ def test_a_token_as_loud_as_its_code_says_is_evened_out():
     offset, scale, _ = codes.key_levels.float().unbind(-1)
     sizes = (low + step * torch.arange(-2, 18)).square()  # beyond either end too
     x = offset + (sizes / factor)[:, None, None] * scale * torch.randn(20, 2, 16).sign()
-    even, loud = evened(x, codes.key_bits, codes.key_levels, codes.key_loudness)
-    assert loud.tolist() == [0, 0, *range(16), 15, 15]
-    assert torch.allclose((even - offset)[2:18].abs() / scale, (1 / factor).expand(16, 2, 16), rtol=1e-4)
+    evening = Evening(codes.keys)
+    loud = evening.codes((x - offset).flatten(-2))
+    assert loud.flatten().tolist() == [0, 0, *range(16), 15, 15]
+    assert torch.allclose(evening.loudness(loud)[2:18], sizes[2:18, None].expand(16, 32), rtol=1e-4)
 
 
 def test_a_spec_comes_back_from_its_file(tmp_path):
@@ -93,7 +113,9 @@ def test_a_spec_comes_back_from_its_file(tmp_path):
     read = read_spec(tmp_path / "cache.safetensors")
     assert (read.whole, read.rotary, read.interleaved, read.fingerprint) == (2, 8, False, "ab" * 32)
     assert read.digest == spec.digest and list(read.layers) == [0, 1, 2]
-    assert read.layers[1].parameter_bytes == 7 * 2 * 16 + 48
+    assert read.layers[1].level_bytes == 4 * 2 * 16 + 48
+    for one, other in zip(vars(read.layers[2]).values(), vars(spec.layers[2]).values(), strict=True):
+        assert torch.equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
 
 
@@ -102,9 +124,11 @@ def test_a_spec_comes_back_from_its_file(tmp_path):
     [
         ({"0.key_bits": torch.full((2, 8), 7, dtype=torch.uint8)}, "layer 0: key_bits other than 0, 1, 2"),
         ({"0.key_bits": torch.ones(2, 8)}, "layer 0: key_bits is torch.float32"),
-        ({"1.value_levels": torch.full((2, 8, 3), torch.nan).half()}, "layer 1: value_levels is not finite"),
-        ({"1.value_levels": torch.ones(2, 7, 3).half()}, r"value_levels \(2, 7, 3\) and gain \(9,\) do not fit"),
-        ({"1.value_levels": -torch.ones(2, 8, 3).half()}, "value_levels that fall"),
+        ({"1.value_offsets": torch.full((1, 16), torch.nan).half()}, "layer 1: value_offsets is not finite"),
+        ({"1.value_offsets": torch.ones(1, 15).half()}, r"offsets \(1, 15\) and gain \(9,\) do not fit"),
+        ({"1.value_map": torch.ones(2, 8, 8).half()}, "layer 1: value_map .* does not fit 1 groups of 16 coordinates"),
+        ({"1.value_map": torch.zeros(1, 16, 16).half()}, "layer 1: value_map cannot be inverted"),
+        ({"1.key_bits": torch.zeros(3, 8, dtype=torch.uint8)}, "do not fit"),
         ({"2.key_gain": torch.ones(8).half()}, "do not fit"),
         ({"2.key_loudness": torch.zeros(3).half()}, "layer 2: key_loudness is not three positive numbers"),
         ({"2.key_gain": None}, "layer 2: key_gain missing"),
@@ -116,13 +140,13 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, change, sentence):
     spec = dataclasses.replace(random_spec(), layers={i: random_codes(2, 8, 8, 4, seed=i) for i in range(3)})
     write_spec(path, spec)
     tensors = {**load_file(path), **change}
-    metadata = {"format": "headwise-cache", "version": "2", "whole": "1", "rotary": "8", "interleaved": "false"}
+    metadata = {"format": "headwise-cache", "version": "3", "whole": "1", "rotary": "8", "interleaved": "false"}
     metadata["fingerprint"] = spec.fingerprint
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, one_entry(metadata))
     with pytest.raises(ValueError, match=sentence):
         read_spec(path)
-    save_file(load_file(path), path, one_entry({**metadata, "version": "1"}))
-    with pytest.raises(ValueError, match="not a headwise-cache file of version 2"):
+    save_file(load_file(path), path, one_entry({**metadata, "version": "2"}))
+    with pytest.raises(ValueError, match="not a headwise-cache file of version 3"):
         read_spec(path)
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(ValueError, match="not a safetensors file"):

@@ -50,7 +50,7 @@ def test_generate_takes_the_codes_beside_the_weights(folder):
     spec = codes_for(model)
     plain = model.generate(IDS, past_key_values=PackedCache(model, spec, fused=False), **GREEDY)
     assert torch.equal(result.sequences, plain)
-    expected = sum(c.parameter_bytes + 2 * 14 * c.bytes_per_token for c in spec.layers.values())
+    expected = sum(c.level_bytes + 2 * 14 * c.bytes_per_token for c in spec.layers.values())
     expected += sum(2 * 4 * (c.key_bits.numel() + c.value_bits.numel()) for c in spec.layers.values())
     assert result.past_key_values.nbytes == expected
 

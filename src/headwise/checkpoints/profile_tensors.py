@@ -40,12 +40,9 @@ def layer_kinds(layer: LayerShape) -> Kinds:
 
 def code_kinds(layer: LayerShape) -> Kinds:
     """The tensors that a profile also holds of a layer whose cache can be packed."""
-    widths = {"k": layer.qk_dim, "v": layer.v_dim}
-    return {
-        f"{part}_code_{name}": (torch.float32, (layer.kv_heads, width, width))
-        for part, width in widths.items()
-        for name in ("directions", "duals")
-    }
+    G, K, A, W = layer.kv_heads, layer.qk_dim, layer.value_groups, layer.value_group_width
+    shapes = {"k_code_directions": (G, K, K), "k_code_duals": (G, K, K), "v_code_map": (A, W, W)}
+    return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)  # bits of a coordinate; two fields at most, s
 FIELDS = (8, 4, 2, 1)
 # Mean square error of a normal variable rounded to so many bits, over its variance (Lloyd and Max).
 NOISE = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 5: 0.002499, 6: 0.00064, 8: 0.0000409}
-LEVEL_BYTES = 7  # of a coordinate: its width, and three numbers in half precision that give its levels
+LEVEL_BYTES = 4  # of a coordinate: its width and three numbers that give its levels
 LOUD_BITS = 4  # of a token, for its keys and for its values: how far they are from their mean
 LAYER_BYTES = 48  # in half precision, for keys and for values: a factor for each width up to 8, three of the loudness
 

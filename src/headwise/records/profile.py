@@ -159,7 +159,9 @@ QUANTITIES: dict[str, Quantity] = {
         "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
     ),
     "v_bit_damage": Quantity(
-        ("group", "coordinate"), "The same for its values, in the basis in which they are rounded, dearest first."
+        ("value group", "value coordinate"),
+        "The same for values, in the coordinates that a group of key/value heads shares and in which they are rounded, "
+        "dearest first.",
     ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
@@ -217,6 +219,8 @@ class LayerProfile:
             "pair": layer.rotary // 2,
             "unit": units,
             "coordinate": full,
+            "value group": layer.value_groups,
+            "value coordinate": layer.value_group_width,
             "dim": full + 1,
         }
         return lengths.get(axis)

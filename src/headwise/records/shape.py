@@ -20,6 +20,7 @@ Norm = Literal["none", "shared", "per-head", "affine"]
 BIASES = "qkvo"
 DIMS = ("heads", "kv_heads", "qk_dim", "v_dim")
 Dims = tuple[int, int, int, int]
+GROUP_QUERIES, GROUP_WIDTH = 12, 384  # of heads whose values share coordinates, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,19 @@ class LayerShape:
     def units(self) -> int:
         """Units of the keys of one head, which are kept or cut one by one: RoPE pairs, then free directions."""
         return self.rotary // 2 + self.qk_dim - self.rotary
+
+    @property
+    def value_groups(self) -> int:
+        """Groups of key/value heads whose values share coordinates in a packed cache: as large as stays fast."""
+        sizes = (size for size in range(self.kv_heads, 1, -1) if not self.kv_heads % size)
+        queries = self.heads // self.kv_heads if self.kv_heads else 0
+        fast = (s for s in sizes if s * queries <= GROUP_QUERIES and s * self.v_dim <= GROUP_WIDTH)
+        return self.kv_heads // next(fast, 1)
+
+    @property
+    def value_group_width(self) -> int:
+        """Value coordinates of such a group."""
+        return self.kv_heads * self.v_dim // self.value_groups if self.heads else 0
 
     @property
     def cached_per_token(self) -> int:

@@ -68,7 +68,7 @@ def reduce_model(
     if any(bits_of(plan)):
         if not tensors:
             raise InputError("Rounding the cache needs the text of a profile; name its folder with `profile`.")
-        codes = fit_cache(built, plan, profiled_batches(tensors, INPUTS), progress=progress)
+        codes = fit_cache(built, plan, tensors, profiled_batches(tensors, INPUTS), progress=progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
     if codes is not None:

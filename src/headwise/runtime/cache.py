@@ -26,7 +26,7 @@ from .packing import (
     pack,
     read_spec,
     read_tensors,
-    round_trip,
+    storable,
     unpack,
     write_bytes,
     write_spec,
@@ -41,7 +41,7 @@ __all__ = [
     "encode",
     "pack",
     "read_spec",
-    "round_trip",
+    "storable",
     "unpack",
     "write_spec",
 ]

@@ -2,10 +2,12 @@
 
 Self-contained: it travels with a model. Keys are stored as they are before RoPE. What was read is turned by its slot
 within a chunk of 256, the query by the chunk's first slot: RoPE is relative, so that is exact, and one small table
-serves any length.
+serves any length. Values are stored as coordinates that groups of heads share: all queries of a group sum all of its
+coordinates, and a map makes values of the sums.
 
 Letters: B batch, T new tokens, H query heads, G key/value heads, K key width, V value width, P rotary pairs of a head,
-R bytes a token takes, S slots of a tile in C chunks of 256, Q queries that read one key/value head (H / G * T).
+R bytes a token takes, S slots of a tile in C chunks of 256, Q queries that read one key/value head (H / G * T), A
+groups of heads with W value coordinates each, N queries of a group (G / A * Q).
 """
 
 import sys
@@ -22,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .slots import CHUNK, HIDDEN
 
 COMPILE_FROM = 1024  # slots; below, compiling takes longer than it saves
-FEW_QUERIES = 8  # of one key/value head; with more, matrix products win
+FEW_QUERIES = 12  # of one group of heads; with more, matrix products win
 OPTIONS: dict[str, Any] = {  # one loop over the bytes: nothing in between is written to memory
     "realize_reads_threshold": 1000,
     "realize_opcount_threshold": 10000,
@@ -35,13 +37,13 @@ NAMES = {"sdpa": "headwise_packed", "eager": "headwise_packed_eager"}  # what ru
 
 @dataclass
 class Reader:
-    """How the codes of keys or of values (G, C) are read: where their fields lie and what they stand for."""
+    """How the codes of keys (G, K) or of value coordinates (A, W) are read: where they lie and what they stand for."""
 
     rows: torch.Tensor  # (2, G, C) bytes of both fields
     masks: torch.Tensor  # (2, G, C) bits of them
     steps: torch.Tensor  # (2, G, C) what they add to u
-    cubic: torch.Tensor  # (G, C)
-    scale: torch.Tensor  # (G, C)
+    scale: torch.Tensor  # (G, C) what u counts
+    bent: torch.Tensor  # (G, C) what its cube counts
     offset: torch.Tensor  # (G, C)
     loud_row: torch.Tensor  # (1,) byte of the loudness
     loud_mask: torch.Tensor  # (1,) bits of it
@@ -50,7 +52,7 @@ class Reader:
 
     def ordered(self, order):
         """The same with coordinates in another ``order``."""
-        names = "rows", "masks", "steps", "cubic", "scale", "offset"
+        names = "rows", "masks", "steps", "scale", "bent", "offset"
         return replace(self, **{name: getattr(self, name)[..., order].contiguous() for name in names})
 
 
@@ -61,70 +63,69 @@ def read_loudness(packed, row, mask, step, low):
     return root * root
 
 
-def read_shape(packed, rows, masks, steps, cubic, part=slice(None)):
-    """u + cubic * u^3 of each coordinate (B, G, C, ...) in bytes (B, R, ...): all but scale and offset."""
+def read_even(packed, rows, masks, steps, scale, bent, part=slice(None)):
+    """Deviations (B, G, C, ...) in bytes (B, R, ...), were all tokens alike in loudness."""
     tail = (..., *[None] * (packed.ndim - 2))
     first, second = (
         (packed[:, row[:, part]] & mask[:, part][tail]).float() * step[:, part][tail]
         for row, mask, step in zip(rows, masks, steps)
     )
     u = first + second - 1
-    return u + cubic[:, part][tail] * (u * u * u)
+    return u * (scale[:, part][tail] + bent[:, part][tail] * (u * u))
 
 
-def read_keys(packed_BRS, cos_PJ, sin_PJ, pairs_GP, rows, masks, steps, cubic, scale, offset, *loud):
-    """Keys (B, G, ..., C, 256) turned by their slots in a chunk: first halves of pairs, second halves, the rest."""
-    packed, P = packed_BRS.unflatten(-1, (-1, CHUNK)), pairs_GP.shape[1]
-    loudness = read_loudness(packed, *loud).unsqueeze(1)
-    first, second, rest = (
-        offset[:, part, None, None]
-        + loudness * (scale[:, part, None, None] * read_shape(packed, rows, masks, steps, cubic, part))
-        for part in (slice(0, P), slice(P, 2 * P), slice(2 * P, None))
-    )
-    if P:
+def turned(x_GK, cos_PJ, sin_PJ, pairs_GP):
+    """Keys (..., G, K, C, 256), in parts, turned by their slots in a chunk: halves of pairs, and the rest."""
+    first, second, rest = x_GK
+    if pairs_GP.shape[1]:
         cos, sin = cos_PJ[pairs_GP].unsqueeze(-2), sin_PJ[pairs_GP].unsqueeze(-2)
         first, second = first * cos - second * sin, second * cos + first * sin
     return first, second, rest
 
 
-def key_logits(query_BGQKC, *reading):
-    """Logits (B, G, Q, S) of a tile by matrix products."""
-    keys = torch.cat(read_keys(*reading), dim=2)
-    logits = query_BGQKC.permute(0, 1, 4, 2, 3) @ keys.permute(0, 1, 3, 2, 4)
-    return logits.transpose(2, 3).flatten(-2)
+def in_parts(pairs_GP):
+    """Where first halves of pairs, second halves and the rest are."""
+    P = pairs_GP.shape[1]
+    return slice(0, P), slice(P, 2 * P), slice(2 * P, None)
 
 
-def value_sums(weights_BGQS, packed_BRS, *reading):
-    """Sums (B, G, Q, V) of the values' shapes by matrix products."""
-    return weights_BGQS @ read_shape(packed_BRS, *reading).transpose(-1, -2)
+def key_logits(few, query_BGQKC, packed_BRS, turning, reading, offset_GK, loud):
+    """Logits (B, G, Q, S) of a tile: of deviations, times how loud tokens are, and of the offsets."""
+    packed, pairs_GP = packed_BRS.unflatten(-1, (-1, CHUNK)), turning[-1]
+    parts = in_parts(pairs_GP)
+    keys = turned([read_even(packed, *reading, part=part) for part in parts], *turning)
+    offsets = turned([offset_GK[:, part, None, None].expand(-1, -1, 1, CHUNK) for part in parts], *turning)
+    query_BGCQK = query_BGQKC.permute(0, 1, 4, 2, 3)
+    of_offsets = (query_BGCQK @ torch.cat(offsets, dim=1).transpose(1, 2)).transpose(2, 3)
+    if few:
+        of_keys = few_products(query_BGQKC, keys, parts)
+    else:
+        of_keys = (query_BGCQK @ torch.cat(keys, dim=2).transpose(2, 3)).transpose(2, 3)
+    return (of_keys * read_loudness(packed, *loud).unsqueeze(1) + of_offsets).flatten(-2)
 
 
-def few_key_logits(query_BGQKC, *reading):
-    """`key_logits` as sums, which a compiler turns into one loop that reads bytes and writes logits."""
-    first, second, rest = read_keys(*reading)
-    P, logits = first.shape[2], []
+def few_products(query_BGQKC, keys, parts):
+    """Products (B, G, Q, C, 256) as sums, which a compiler turns into one loop that reads bytes and writes logits."""
+    logits = []
     for query in query_BGQKC.unsqueeze(-1).unbind(2):
-        parts = []
-        if P:
-            parts.append((query[:, :, :P] * first + query[:, :, P : 2 * P] * second).sum(2))
-        if rest.shape[2]:
-            parts.append((query[:, :, 2 * P :] * rest).sum(2))
-        logits.append(sum(parts))
-    return torch.stack(logits, dim=2).flatten(-2)
+        first, second, rest = (query[:, :, part] * key for part, key in zip(parts, keys))
+        logits.append((first + second).sum(2) + rest.sum(2))
+    return torch.stack(logits, dim=2)
 
 
-def few_value_sums(weights_BGQS, packed_BRS, *reading):
-    """`value_sums` as sums, for a compiler."""
-    values = read_shape(packed_BRS, *reading)
-    return torch.stack([(weights.unsqueeze(2) * values).sum(-1) for weights in weights_BGQS.unbind(2)], dim=2)
+def value_sums(few, weights_BANS, packed_BRS, reading):
+    """Sums (B, A, N, W) of deviations, by matrix products or as sums for a compiler."""
+    values = read_even(packed_BRS, *reading)
+    if few:
+        return torch.stack([(weights.unsqueeze(2) * values).sum(-1) for weights in weights_BANS.unbind(2)], dim=2)
+    return weights_BANS @ values.transpose(-1, -2)
 
 
 def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, values, few=False):
-    """The state of a softmax (highest logit, sum, weighted values) after the slots of one more tile."""
+    """The state of a softmax (highest logit, sum, weighted value coordinates) after the slots of one more tile."""
     highest, total, output = state
     B, G, Q = highest.shape[:3]
-    rows, masks, steps, cubic, scale, offset, *loud = values
-    logits = (few_key_logits if few else key_logits)(query_BGQKC, packed_BRS, *turning, *keys)
+    logits = key_logits(few, query_BGQKC, packed_BRS, turning, keys[:5], keys[5], keys[6:])
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     T = bias_BTS.shape[1]
@@ -132,9 +133,11 @@ def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, 
     new = torch.maximum(highest, logits.amax(-1, keepdim=True))
     weights, fade = torch.exp(logits - new), torch.exp(highest - new)
     sums = weights.sum(-1, keepdim=True)
-    loud_weights = weights * read_loudness(packed_BRS, *loud).unsqueeze(1)
-    shapes = (few_value_sums if few else value_sums)(loud_weights, packed_BRS, rows, masks, steps, cubic)
-    return new, total * fade + sums, output * fade + shapes * scale[:, None] + sums * offset[:, None]
+    loud_weights = weights * read_loudness(packed_BRS, *values[6:]).unsqueeze(1)
+    grouped = output.shape[:3]
+    deviations = value_sums(few, loud_weights.view(*grouped, -1), packed_BRS, values[:5])
+    means = sums.view(*grouped, 1) * values[5][:, None]
+    return new, total * fade + sums, output * fade.view(*grouped, 1) + deviations + means
 
 
 def few_read_tile(*args):
@@ -165,32 +168,35 @@ def attend(layer, query, scaling, softcap, this):
     B, H, T, _ = query.shape
     G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
-    turned, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
+    queries, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
     read = read_tile
     if layer.length >= COMPILE_FROM and not query.requires_grad:
-        read = partial(compiled, few_read_tile if T == 1 and H // G <= FEW_QUERIES else read_tile)
+        read = partial(compiled, few_read_tile if T == 1 and state[2].shape[2] <= FEW_QUERIES else read_tile)
     for block in layer.blocks:
         size = block.shape[-1]
-        queries, bias = turned(start, size), this.bias(start, size)
-        state = read(softcap, queries, block, bias, state, layer.turning, layer.key_reading, layer.value_reading)
+        of_chunks, bias = queries(start, size), this.bias(start, size)
+        state = read(softcap, of_chunks, block, bias, state, layer.turning, layer.key_reading, layer.value_reading)
         start += size
     _, total, output = state
-    return (output / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
+    values = layer.as_values(output.unflatten(2, (-1, H // G * T)))
+    return (values / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
 
 
 def read_whole(softcap, query_BGQK, layer, this):
     """The state of a softmax after the tokens that are kept whole."""
     B, G, Q, _ = query_BGQK.shape
+    A, W = layer.codes.value_bits.shape
     if not layer.whole_keys.shape[2]:
         highest = query_BGQK.new_full((B, G, Q, 1), HIDDEN)
-        return highest, torch.zeros_like(highest), query_BGQK.new_zeros(B, G, Q, layer.value_width)
+        return highest, torch.zeros_like(highest), query_BGQK.new_zeros(B, A, G // A * Q, W)
     logits = query_BGQK @ layer.whole_keys.float().transpose(-1, -2)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     logits = (logits.view(B, G, -1, *this.whole_bias.shape[1:]) + this.whole_bias[:, None, None]).view(B, G, Q, -1)
     highest = logits.amax(-1, keepdim=True)
     weights = torch.exp(logits - highest)
-    return highest, weights.sum(-1, keepdim=True), weights @ layer.whole_values.float()
+    output = weights.view(B, A, G // A * Q, -1) @ layer.as_coordinates(layer.whole_values.float())
+    return highest, weights.sum(-1, keepdim=True), output
 
 
 def turned_queries(layer, query_BGQK, this):
@@ -203,13 +209,13 @@ def turned_queries(layer, query_BGQK, this):
     if this.turn is not None:
         pairs = pairs * layer.picked(this.turn).permute(2, 0, 1).unsqueeze(2)
 
-    def turned(start, size):
+    def of_chunks(start, size):
         phases = layer.picked(this.phases[:, start // CHUNK : (start + size) // CHUNK])
-        of_chunks = pairs.unsqueeze(-1) * phases.unsqueeze(1)
+        each = pairs.unsqueeze(-1) * phases.unsqueeze(1)
         rest = query[..., 2 * P :].unsqueeze(-1).expand(*[-1] * 4, size // CHUNK)
-        return torch.cat((of_chunks.real, of_chunks.imag, rest), dim=3)
+        return torch.cat((each.real, each.imag, rest), dim=3)
 
-    return turned
+    return of_chunks
 
 
 @torch.compiler.disable

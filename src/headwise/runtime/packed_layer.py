@@ -2,7 +2,8 @@
 
 Self-contained: it travels with a model.
 
-Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes.
+Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes, A
+groups of heads with W value coordinates each, N coordinates of all.
 """
 
 import functools
@@ -12,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
-from .packed_attention import Reader, read_loudness, read_shape
-from .packing import LayerCodes, Layout, borders, encode, evened, reading
+from .packed_attention import Reader, read_even, read_loudness
+from .packing import Evening, LayerCodes, Layout, borders, nearest_codes, reading
 from .slots import BLOCK, CHUNK
 
 FEW_TOKENS = 16  # that are coded by searching tables
@@ -40,7 +41,7 @@ class PackedLayer(CacheLayerMixin):
         super().__init__()
         self.cache, self.codes, self.pairs = cache, codes, pairs
         self.heads, self.key_width = codes.key_bits.shape
-        self.value_width = codes.value_bits.shape[1]
+        self.value_width = codes.value_bits.numel() // self.heads
         self.blocks: list[torch.Tensor] = []
         self.length = self.past = 0
         self.pending: Any = None
@@ -55,9 +56,10 @@ class PackedLayer(CacheLayerMixin):
             )
         self.device, self.dtype = key_states.device, key_states.dtype
         rope, codes = self.cache.rope, self.codes
-        self.codes = codes = LayerCodes(**{name: getattr(codes, name).to(self.device) for name in vars(codes)})
+        self.codes = codes = codes.to(self.device)
         self.bits, self.levels = codes.bits, codes.levels
-        self.borders = borders(self.bits, self.levels)
+        self.borders, self.evening = borders(self.bits, self.levels), Evening(codes.keys, codes.values)
+        self.to_values = codes.to_values.unflatten(2, (-1, self.value_width)).transpose(1, 2).contiguous()
         self.layout = Layout(codes.stored_bits, self.device)
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
         self.same_pairs = self.pairs is None
@@ -84,11 +86,20 @@ class PackedLayer(CacheLayerMixin):
         return table_P.unsqueeze(0) if self.same_pairs else table_P[self.pairs]
 
     def _reader(self, fields, loud, bits, levels, gain, loudness):
-        offset, scale, cubic, step = reading(bits, levels, gain)
+        offset, scale, bent, step = reading(bits, levels, gain)
         rows, masks, worth = (t.view(2, *bits.shape) for t in fields)
         (row, _), (mask, _), (times, _) = loud  # codes of one field
         low, loud_step, _ = loudness.float()
-        return Reader(rows, masks, worth * step, cubic, scale, offset, row, mask, times * loud_step, low[None])
+        return Reader(rows, masks, worth * step, scale, bent, offset, row, mask, times * loud_step, low[None])
+
+    def as_coordinates(self, values):
+        """Values (B, G, T, V) as coordinates of groups (B, A, T, W)."""
+        together = values.unflatten(1, (len(self.to_values), -1)).transpose(2, 3).flatten(3)
+        return together @ self.codes.to_coordinates
+
+    def as_values(self, coordinates):
+        """Values (B, G, T, V) of coordinates (B, A, heads of a group, T, W), or (B, A, 1, T, W) for all of them."""
+        return (coordinates @ self.to_values).flatten(1, 2)
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Take new keys and values; the keys that come back know this layer, for `packed_attention` to find."""
@@ -119,19 +130,19 @@ class PackedLayer(CacheLayerMixin):
         for start in range(0, tokens, AT_ONCE):
             part = slice(start, start + AT_ONCE)
             unturn = None if this.unturn is None else this.unturn[:, :, part]
-            turned = self._turn(keys[:, :, part].float(), unturn), values[:, :, part].float()
-            coded = zip(turned, (self.codes.keys, self.codes.values))
-            even, loud = zip(*(evened(x.transpose(1, 2), bits, levels, of) for x, (bits, levels, _, of) in coded))
-            codes = self._codes(torch.cat([x.flatten(2) for x in even], dim=2))
-            self._append(self.layout.pack(torch.cat((codes, torch.stack(loud, dim=1).to(codes.dtype)), dim=1)))
+            parts = self._turn(keys[:, :, part].float(), unturn), self.as_coordinates(values[:, :, part].float())
+            beside = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2) - self.evening.offset
+            loud = self.evening.codes(beside)
+            codes = self._codes(beside / self.evening.loudness(loud))
+            self._append(self.layout.pack(torch.cat((codes, loud.transpose(1, 2).to(codes.dtype)), dim=1)))
         return self.past
 
-    def _codes(self, x_BTN):
-        """Codes (B, N, T) of the nearest levels."""
-        B, T, N = x_BTN.shape
+    def _codes(self, beside_BTN):
+        """Codes (B, N, T) of the levels nearest to deviations from the offsets."""
+        B, T, N = beside_BTN.shape
         if B * T > FEW_TOKENS:
-            return encode(x_BTN, self.bits, self.levels).transpose(1, 2)
-        codes = torch.searchsorted(self.borders, x_BTN.view(B * T, N).T.contiguous(), out_int32=True)
+            return nearest_codes(beside_BTN, self.bits, self.levels).to(torch.uint8).transpose(1, 2)
+        codes = torch.searchsorted(self.borders, beside_BTN.view(B * T, N).T.contiguous(), out_int32=True)
         return codes.to(torch.uint8).view(N, B, T).transpose(0, 1)
 
     def _turn(self, keys, phases):
@@ -183,12 +194,12 @@ class PackedLayer(CacheLayerMixin):
         readers, packed = (self.keys_reader, self.values_reader), self.packed
         keys, values = (
             r.offset[..., None]
-            + r.scale[..., None]
-            * read_shape(packed, r.rows, r.masks, r.steps, r.cubic)
+            + read_even(packed, r.rows, r.masks, r.steps, r.scale, r.bent)
             * read_loudness(packed, r.loud_row, r.loud_mask, r.loud_step, r.loud_low).unsqueeze(1)
             for r in readers
         )
-        keys, values, rope = keys.transpose(-1, -2), values.transpose(-1, -2), self.cache.rope
+        keys, rope = keys.transpose(-1, -2), self.cache.rope
+        values = self.as_values(values.transpose(-1, -2).unsqueeze(2))
         if self.order is not None:
             keys = keys[..., self.order.argsort()]
         if self.pairs.shape[1]:
@@ -233,7 +244,7 @@ class PackedLayer(CacheLayerMixin):
     @property
     def nbytes(self) -> int:
         """Bytes of the bits and levels and of what is stored."""
-        size = self.codes.parameter_bytes
+        size = self.codes.level_bytes
         if self.length:
             whole = min(self.length, self.cache.spec.whole) * self.heads * (self.key_width + self.value_width)
             size += len(self.blocks[0]) * (self.length * self.layout.rows + whole * self.dtype.itemsize)

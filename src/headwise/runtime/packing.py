@@ -5,13 +5,14 @@ Self-contained: it travels with a model. A coordinate of b bits holds codes c of
     offset + loudness * gain[b] * scale * (u + cubic * u^3),    u = (2c - (2^b - 1)) / (2^b - 1)
 
 Tokens differ in how far all their numbers are from the mean, so each has a loudness for its keys and one for its
-values, in 4 bits each: (low + step * code)^2.
+values, in 4 bits each: (low + step * code)^2. Values of a group of heads, side by side, are a linear map of such
+coordinates: heads repeat one another.
 
 A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, the first field holds the upper bits). All fields of one
 size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits of it.
 
-Letters: B batch, T tokens, G key/value heads, K key width, V value width, N coordinates of a layer (G * (K + V), keys
-first), R bytes a token takes.
+Letters: B batch, T tokens, G key/value heads, K key width, V value width, S groups of heads whose values are W wide
+together (S * W = G * V), N coordinates of a layer (G * K + S * W, keys first), R bytes a token takes.
 """
 
 import hashlib
@@ -19,28 +20,37 @@ import json
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-FORMAT, VERSION = "headwise-cache", "2"
+FORMAT, VERSION = "headwise-cache", "3"
 WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 BYTE = 8
 FIELDS = (BYTE, 4, 2, 1)
 LOUD_BITS = 4
 HEX_DIGITS = 64  # of a SHA-256
-PARTS = {  # name of a tensor: its dtype and dimensions
+# In a file a coordinate takes four bytes: bits and which of these cubic parts it has, scale, offset.
+CUBICS = (-0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.9, 1.2, 1.6, 2.2, 3.0, 5.0)
+OCTAVE = 12  # scales between one and its double
+MIDDLE = 128  # the code of a scale of 1
+TYPICAL = 0.3  # of u^2: where a scale is kept as it is when its cubic part is rounded
+PARTS = {  # name of a tensor in a file: its dtype and dimensions
     "key_bits": (torch.uint8, 2),
     "value_bits": (torch.uint8, 2),
-    "key_levels": (torch.float16, 3),
-    "value_levels": (torch.float16, 3),
+    "key_scales": (torch.uint8, 2),
+    "value_scales": (torch.uint8, 2),
+    "key_offsets": (torch.float16, 2),
+    "value_offsets": (torch.float16, 2),
     "key_gain": (torch.float16, 1),
     "value_gain": (torch.float16, 1),
     "key_loudness": (torch.float16, 1),
     "value_loudness": (torch.float16, 1),
+    "value_map": (torch.float16, 3),
 }
 
 
@@ -48,8 +58,9 @@ PARTS = {  # name of a tensor: its dtype and dimensions
 class LayerCodes:
     """How the keys and values of one layer are coded.
 
-    Of each bits (G, C), levels (G, C, 3), gains (9,) and loudness: low, step, and what it is of the root mean square
-    of all deviations in units of their scale.
+    Of keys (G, K) and value coordinates (S, W) each: bits, levels (..., 3), gains (9,) and loudness: low, step, and
+    what it is of the root mean square of all deviations in units of their scale. ``value_map`` (S, W, W) makes values
+    of coordinates. Levels must be such as `storable` returns, all else in half precision.
     """
 
     key_bits: torch.Tensor
@@ -60,6 +71,7 @@ class LayerCodes:
     value_gain: torch.Tensor
     key_loudness: torch.Tensor
     value_loudness: torch.Tensor
+    value_map: torch.Tensor
 
     @property
     def keys(self) -> tuple[torch.Tensor, ...]:
@@ -68,7 +80,7 @@ class LayerCodes:
 
     @property
     def values(self) -> tuple[torch.Tensor, ...]:
-        """Bits, levels, gain and loudness of values."""
+        """Bits, levels, gain and loudness of value coordinates."""
         return self.value_bits, self.value_levels, self.value_gain, self.value_loudness
 
     @property
@@ -92,9 +104,56 @@ class LayerCodes:
         return field_rows(self.stored_bits)[1]
 
     @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all these tensors."""
-        return sum(getattr(self, name).numel() * dtype.itemsize for name, (dtype, _) in PARTS.items())
+    def level_bytes(self) -> int:
+        """Bytes of bits, levels, gains and loudness in a file: of all but the map, which counts as weights."""
+        return sum(t.nbytes for name, t in parts_of(self).items() if name != "value_map")
+
+    @cached_property
+    def to_coordinates(self) -> torch.Tensor:
+        """What values of groups (..., W) are multiplied with, (S, W, W)."""
+        return torch.linalg.inv(self.value_map.double()).mT.float().contiguous()
+
+    @cached_property
+    def to_values(self) -> torch.Tensor:
+        """What coordinates (..., W) are multiplied with, (S, W, W)."""
+        return self.value_map.float().mT.contiguous()
+
+    def round_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys (..., G, K) as they come back from a cache; gradients pass as if nothing had happened."""
+        return round_trip(keys, *self.keys)
+
+    def round_values(self, values: torch.Tensor) -> torch.Tensor:
+        """Values (..., G, V) as they come back from a cache; gradients pass as if nothing had happened."""
+        with torch.no_grad():
+            grouped = values.detach().float().flatten(-2).unflatten(-1, self.value_bits.shape).unsqueeze(-2)
+            rounded = round_trip((grouped @ self.to_coordinates).squeeze(-2), *self.values).unsqueeze(-2)
+            change = (rounded @ self.to_values).reshape(values.shape).to(values.dtype) - values
+        return values + change
+
+    def to(self, device: torch.device | str) -> "LayerCodes":
+        """The same on another device."""
+        return LayerCodes(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+def level_codes(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers of the cubic parts and of the scales (uint8), and offsets (float16), nearest to ``levels`` (..., 3)."""
+    offset, scale, cubic = levels.float().unbind(-1)
+    table = torch.tensor(CUBICS, device=levels.device)
+    number = torch.bucketize(cubic.contiguous(), (table[1:] + table[:-1]) / 2)
+    kept = scale * (1 + TYPICAL * cubic) / (1 + TYPICAL * table[number])
+    scales = (OCTAVE * kept.log2()).round().add(MIDDLE).clamp(0, 255)
+    return number.to(torch.uint8), scales.to(torch.uint8), offset.half()
+
+
+def levels_from(cubics: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Levels (..., 3) of such codes."""
+    scale = torch.exp2((scales.float() - MIDDLE) / OCTAVE)
+    return torch.stack((offsets.float(), scale, torch.tensor(CUBICS, device=scale.device)[cubics.long()]), dim=-1)
+
+
+def storable(levels: torch.Tensor) -> torch.Tensor:
+    """The nearest levels that a file can hold."""
+    return levels_from(*level_codes(levels))
 
 
 @dataclass
@@ -127,12 +186,31 @@ def as_saved(spec: CacheSpec) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         "interleaved": str(spec.interleaved).lower(),
         "fingerprint": spec.fingerprint,
     }
-    tensors = {
-        f"{number}.{name}": getattr(codes, name).detach().to("cpu", dtype).contiguous()
-        for number, codes in sorted(spec.layers.items())
-        for name, (dtype, _) in PARTS.items()
-    }
-    return metadata, tensors
+    layers = ((number, parts_of(codes)) for number, codes in sorted(spec.layers.items()))
+    return metadata, {f"{number}.{name}": tensor for number, parts in layers for name, tensor in parts.items()}
+
+
+def parts_of(codes: LayerCodes) -> dict[str, torch.Tensor]:
+    """The tensors by which a file holds ``codes``."""
+    parts = {}
+    for kind in ("key", "value"):
+        bits, levels, gain, loudness = getattr(codes, f"{kind}s")
+        cubics, scales, offsets = level_codes(levels)
+        parts |= {f"{kind}_bits": bits.to(torch.uint8) | cubics << LOUD_BITS, f"{kind}_scales": scales}
+        parts |= {f"{kind}_offsets": offsets, f"{kind}_gain": gain, f"{kind}_loudness": loudness}
+    parts["value_map"] = codes.value_map
+    return {name: parts[name].detach().to("cpu", dtype).contiguous() for name, (dtype, _) in PARTS.items()}
+
+
+def codes_from(parts: dict[str, torch.Tensor]) -> LayerCodes:
+    """The codes that a file holds by these tensors."""
+    both = {}
+    for kind in ("key", "value"):
+        packed = parts[f"{kind}_bits"]
+        both[f"{kind}_bits"] = packed & (1 << LOUD_BITS) - 1
+        both[f"{kind}_levels"] = levels_from(packed >> LOUD_BITS, parts[f"{kind}_scales"], parts[f"{kind}_offsets"])
+        both |= {f"{kind}_{name}": parts[f"{kind}_{name}"] for name in ("gain", "loudness")}
+    return LayerCodes(**both, value_map=parts["value_map"])
 
 
 def write_spec(path: Path | str, spec: CacheSpec) -> None:
@@ -194,7 +272,7 @@ def read_spec(path: Path | str) -> CacheSpec:
         problem = problem_with(parts)
         if problem:
             raise ValueError(f"{path}, layer {number}: {problem}.")
-    codes = {number: LayerCodes(**parts) for number, parts in sorted(layers.items())}
+    codes = {number: codes_from(parts) for number, parts in sorted(layers.items())}
     return CacheSpec(codes, whole, rotary, interleaved, fingerprint)
 
 
@@ -210,21 +288,25 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
         if not torch.isfinite(tensor).all():
             return f"{name} is not finite everywhere"
     for kind in ("key", "value"):
-        bits, levels, gain = (parts[f"{kind}_{name}"] for name in ("bits", "levels", "gain"))
-        if not torch.isin(bits, torch.tensor(WIDTHS, dtype=torch.uint8)).all():
+        packed, scales, offsets, gain, loudness = (
+            parts[f"{kind}_{name}"] for name in ("bits", "scales", "offsets", "gain", "loudness")
+        )
+        if not torch.isin(packed & (1 << LOUD_BITS) - 1, torch.tensor(WIDTHS, dtype=torch.uint8)).all():
             return f"{kind}_bits other than {', '.join(map(str, WIDTHS))}"
-        if levels.shape != (*bits.shape, 3) or gain.shape != (9,):
+        if not packed.shape == scales.shape == offsets.shape or gain.shape != (9,):
             return (
-                f"{kind}_levels {tuple(levels.shape)} and gain {tuple(gain.shape)} do not fit {tuple(bits.shape)} bits"
+                f"{kind}_scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)} and gain {tuple(gain.shape)} "
+                f"do not fit {tuple(packed.shape)} bits"
             )
-        loudness = parts[f"{kind}_loudness"]
         if loudness.shape != (3,) or not (loudness > 0).all():
             return f"{kind}_loudness is not three positive numbers"
-        table = level_table(bits, levels)
-        if (table.diff(dim=-1).nan_to_num(nan=1.0) < 0).any():
-            return f"{kind}_levels that fall where the code rises"
-    if parts["key_bits"].shape[0] != parts["value_bits"].shape[0]:
-        return "keys and values of different numbers of heads"
+    (groups, width), heads = parts["value_bits"].shape, len(parts["key_bits"])
+    if parts["value_map"].shape != (groups, width, width):
+        return f"value_map {tuple(parts['value_map'].shape)} does not fit {groups} groups of {width} coordinates"
+    if not groups or heads % groups or width % (heads // groups):
+        return f"{groups} groups of {width} value coordinates do not fit {heads} heads"
+    if not torch.isfinite(torch.linalg.inv_ex(parts["value_map"].double()).inverse).all():
+        return "value_map cannot be inverted"
     return None
 
 
@@ -237,28 +319,44 @@ def level_table(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     return (offset + scale * (u + cubic * u**3)).masked_fill(codes > top, math.inf)
 
 
-def evened(
-    x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, loudness: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x`` (..., G, C) with the deviations of each token divided by its loudness, and the codes (...) of that."""
-    offset, scale, _ = levels.float().unbind(-1)
-    beside = x.detach().float() - offset
-    counts = (bits > 0) / scale.square()
-    power = (beside.square() * counts).sum((-2, -1)) / (bits > 0).sum().clamp(min=1)
-    low, step, factor = loudness.float()
-    codes = (((factor * power.sqrt()).sqrt() - low) / step).round().clamp(0, (1 << LOUD_BITS) - 1)
-    return offset + beside / (low + step * codes).square()[..., None, None], codes
+class Evening:
+    """How deviations of tokens from the mean are divided by how loud they are.
+
+    For coordinates (N,) in parts (M of them, keys and values), of each its bits (G, C), levels (G, C, 3), gain and
+    loudness.
+    """
+
+    def __init__(self, *parts: tuple[torch.Tensor, ...]) -> None:
+        flat = [(bits.flatten(), levels.float().flatten(0, 1), loudness.float()) for bits, levels, _, loudness in parts]
+        self.offset = torch.cat([levels[:, 0] for _, levels, _ in flat])
+        of_each = [
+            (bits > 0) / levels[:, 1].square() * loudness[2] ** 2 / (bits > 0).sum().clamp(min=1)
+            for bits, levels, loudness in flat
+        ]
+        self.weights = torch.block_diag(*(each[:, None] for each in of_each))  # (N, M)
+        self.low, self.step, _ = torch.stack([loudness for *_, loudness in flat], dim=1)
+        sizes = torch.tensor([len(bits) for bits, *_ in flat], device=self.offset.device)
+        self.part = torch.arange(len(flat), device=self.offset.device).repeat_interleave(sizes)
+
+    def codes(self, beside: torch.Tensor) -> torch.Tensor:
+        """The codes (..., M) of how loud tokens with deviations (..., N) are."""
+        root = (beside.square() @ self.weights).sqrt().sqrt()
+        return ((root - self.low) / self.step).round().clamp(0, (1 << LOUD_BITS) - 1)
+
+    def loudness(self, codes: torch.Tensor) -> torch.Tensor:
+        """What ``codes`` (..., M) stand for, of each coordinate (..., N)."""
+        return (self.low + self.step * codes).square()[..., self.part]
 
 
 def encode(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     """Codes (uint8) of the levels nearest to ``x`` (..., G, C), for bits (G, C) and levels (G, C, 3)."""
-    return nearest_codes(x, bits, levels).to(torch.uint8)
+    return nearest_codes(x.detach().float() - levels[..., 0].float(), bits, levels).to(torch.uint8)
 
 
-def nearest_codes(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """`encode` in float32, by bisection: for many numbers faster than searching `borders`."""
-    offset, scale, cubic = levels.float().unbind(-1)
-    y = (x.detach().float() - offset) / scale
+def nearest_codes(beside: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """Codes in float32 of deviations from the offset, by bisection: for many faster than searching `borders`."""
+    _, scale, cubic = levels.float().unbind(-1)
+    y = beside / scale
     count = 2.0 ** bits.float()
     half = 1 / (count - 1).clamp(min=1)  # of the distance of two u
     linear, first = 1 + 3 * cubic * half**2, 1 + half
@@ -272,23 +370,23 @@ def nearest_codes(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> 
 
 
 def borders(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Midpoints between neighbouring levels (N, largest code) of coordinates with bits (N,) and levels (N, 3)."""
-    table = level_table(bits, levels)
+    """Midpoints between neighbouring levels less offset (N, largest code), for bits (N,) and levels (N, 3)."""
+    table = level_table(bits, levels) - levels[:, :1]
     return ((table[:, 1:] + table[:, :-1]) / 2).contiguous()
 
 
 def decode(codes: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """Numbers (float32) that ``codes`` (..., G, C) stand for."""
-    offset, scale, cubic, step = reading(bits, levels, gain)
+    offset, scale, bent, step = reading(bits, levels, gain)
     u = codes.float() * step - 1
-    return offset + scale * (u + cubic * u**3)
+    return offset + u * (scale + bent * u**2)
 
 
 def reading(bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Offset, scale (with the gain), cubic part and distance of two u, for each coordinate."""
+    """For each coordinate its offset, the factors of u and of u^3 (with the gain), and the distance of two u."""
     offset, scale, cubic = levels.float().unbind(-1)
     scale = scale * gain.float()[bits.long()] * (bits > 0)
-    return offset, scale, cubic, 2 / ((1 << bits.long()) - 1).clamp(min=1)
+    return offset, scale, scale * cubic, 2 / ((1 << bits.long()) - 1).clamp(min=1)
 
 
 def round_trip(
@@ -296,26 +394,27 @@ def round_trip(
 ) -> torch.Tensor:
     """``x`` (..., G, C) as it comes back from its codes; gradients pass as if nothing had happened."""
     with torch.no_grad():
-        even, codes = evened(x, bits, levels, loudness)
-        low, step, _ = loudness.float()
-        offset = levels[..., 0].float()
-        beside = decode(nearest_codes(even, bits, levels), bits, levels, gain) - offset
-        change = (offset + beside * (low + step * codes).square()[..., None, None]).to(x.dtype) - x
+        evening = Evening((bits, levels, gain, loudness))
+        beside = x.detach().float().flatten(-2) - evening.offset
+        loud = evening.loudness(evening.codes(beside))
+        flat = bits.flatten(), levels.flatten(0, 1)
+        read = decode(nearest_codes(beside / loud, *flat), *flat, gain) - evening.offset
+        change = (evening.offset + read * loud).unflatten(-1, bits.shape).to(x.dtype) - x
     return x + change
 
 
 def field_rows(bits: torch.Tensor) -> tuple[list[tuple[int, int, int, int, int]], int]:
     """All fields of coordinates with ``bits``: (coordinate, size, shift in the code, byte, shift in it); the bytes."""
-    fields, base, widths = [], 0, bits.tolist()
+    found, base, widths = [], 0, bits.tolist()
     for size in FIELDS:
         members = [n for n, width in enumerate(widths) if (width == BYTE) == (size == BYTE) and width & size]
         per_byte = BYTE // size
         for place, n in enumerate(members):
             low = 0 if size == BYTE else widths[n] & (size - 1)  # a smaller field below holds the lower bits
             shift = low.bit_length()
-            fields.append((n, size, shift, base + place // per_byte, place % per_byte * size))
+            found.append((n, size, shift, base + place // per_byte, place % per_byte * size))
         base += -(-len(members) // per_byte)
-    return fields, base
+    return found, base
 
 
 class Layout:

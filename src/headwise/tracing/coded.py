@@ -30,16 +30,16 @@ def can_pack(layer: LayerShape) -> bool:
     return bool(layer.heads) and layer.cache == "tokens" and layer.window is None and layer.latent is None
 
 
-def add_cached(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
-    """Add means and second moments of keys before RoPE and of values."""
+def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
+    """Add means and second moments of keys before RoPE and of values, those of a group of heads together."""
     keys = turns.back(attention.k_BGSK.float(), pairs_GP)
     for name, x_BGSC in zip(PARTS, (keys, attention.v_BGSV.float()), strict=True):
-        x = x_BGSC[:, :, WHOLE:].double()
-        sums.add(f"cached_{name}_mean", x.sum((0, 2)), len(x) * x.shape[2])
-        sums.add(f"cached_{name}_moment", (x.mT @ x).sum(0), len(x) * x.shape[2])
+        x_ANC = _grouped(name, x_BGSC[:, :, WHOLE:].transpose(1, 2).flatten(0, 1), layer)
+        sums.add(f"cached_{name}_mean", x_ANC.sum(1), x_ANC.shape[1])
+        sums.add(f"cached_{name}_moment", x_ANC.mT @ x_ANC, x_ANC.shape[1])
 
 
-def watch_gradients(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
+def watch_gradients(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
     """Add second moments of the gradients by keys before RoPE and by values, as they come: as they are, and clipped."""
     then = copy.copy(turns)  # gradients come when other turns may be running
 
@@ -48,8 +48,8 @@ def watch_gradients(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Te
         if not len(g_NGC):
             return
         for kind, g in (("gradient", g_NGC), ("clipped", clipped(g_NGC))):
-            each = g.double().transpose(0, 1)
-            sums.add(f"cached_{name}_{kind}", each.mT @ each, len(g))
+            each_ANC = _grouped(name, g, layer)
+            sums.add(f"cached_{name}_{kind}", each_ANC.mT @ each_ANC, len(g))
 
     def see_keys(gradient: Tensor) -> None:
         add("k", then.gradient(gradient.float(), pairs_GP))
@@ -61,7 +61,8 @@ def watch_gradients(sums: Sums, attention: Attention, turns: Turns, pairs_GP: Te
 def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
     """In which coordinates keys ("k") and values ("v") are rounded.
 
-    Values of a head may be mixed at will, RoPE pairs only be turned, keys behind a norm not be touched at all.
+    Values of a group of heads may be mixed at will, RoPE pairs only be turned, keys behind a norm not be touched at
+    all.
     """
     k, v = (_centred(sums, name) for name in PARTS)
     keys = torch.eye(layer.qk_dim, dtype=torch.float64).repeat(layer.kv_heads, 1, 1)
@@ -77,8 +78,14 @@ def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
 
 
 def importances(bases: dict[str, Basis], sums: Sums) -> dict[str, Tensor]:
-    """What losing each coordinate of keys and values would cost, (G, C)."""
+    """What losing each coordinate of keys (heads, K) and values (groups, width) would cost."""
     return {name: importance(bases[name], _centred(sums, name), sums.mean(f"cached_{name}_gradient")) for name in PARTS}
+
+
+def _grouped(name: str, x_NGC: Tensor, layer: LayerShape) -> Tensor:
+    """In double precision keys by heads, values by groups of heads: (groups, tokens, width)."""
+    groups = layer.value_groups if name == "v" else layer.kv_heads
+    return x_NGC.double().flatten(1).unflatten(1, (groups, -1)).transpose(0, 1)
 
 
 def _centred(sums: Sums, name: str) -> Tensor:

@@ -63,12 +63,13 @@ class Collector:
         """First pass: moments of queries, keys and outputs; ranks, saturation, overlap and conditioning of maps."""
 
         def see(path: str, attention: Attention) -> None:
-            sums = self.sums[self.index[path]]
+            i = self.index[path]
+            sums = self.sums[i]
             if attention.overflows:
                 raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
             _add_moments(sums, attention)
-            if self.packable[self.index[path]]:
-                add_cached(sums, attention, turns, self._pairs(path))
+            if self.packable[i]:
+                add_cached(sums, self.layers[i], attention, turns, self._pairs(path))
             if not self.maps:
                 return
             add_overlap(sums, attention)
@@ -102,7 +103,8 @@ class Collector:
             if torch.is_grad_enabled():
                 self._add_gradients(self.index[path], attention, drawn)
                 if self.packable[self.index[path]]:
-                    watch_gradients(self.sums[self.index[path]], attention, turns, self._pairs(path))
+                    i = self.index[path]
+                    watch_gradients(self.sums[i], self.layers[i], attention, turns, self._pairs(path))
                 if self.maps:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from headwise.runtime.cache import CacheSpec, LayerCodes, round_trip
+from headwise.runtime.cache import CacheSpec, LayerCodes
 from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
 from headwise.tracing.interface import attending
 from headwise.tracing.turns import turning
@@ -37,12 +36,10 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
         number = int(module.layer_idx)
         if number in cache.layers:
             if number not in placed:
-                placed[number] = _on(cache.layers[number], k.device)
+                placed[number] = cache.layers[number].to(k.device)
             codes, pairs = placed[number], getattr(module, "rope_pairs", None)
-            keys = turns.back(k.float(), pairs).transpose(1, 2)
-            keys = round_trip(keys, *codes.keys).transpose(1, 2)
-            values = v.float().transpose(1, 2)
-            values = round_trip(values, *codes.values).transpose(1, 2)
+            keys = codes.round_keys(turns.back(k.float(), pairs).transpose(1, 2)).transpose(1, 2)
+            values = codes.round_values(v.float().transpose(1, 2)).transpose(1, 2)
             first = _first(kwargs.get("position_ids"), k, cache.whole)
             k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
         if k.shape[-1] == v.shape[-1] or getattr(backend, "any_width", False):
@@ -51,10 +48,6 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
 
     with turning(model) as turns, attending(model, attend, ALL_MASK_ATTENTION_FUNCTIONS[before]):
         yield
-
-
-def _on(codes: LayerCodes, device: torch.device) -> LayerCodes:
-    return LayerCodes(*(getattr(codes, each.name).to(device) for each in fields(codes)))
 
 
 def _first(positions: Tensor | None, k_BGTK: Tensor, whole: int) -> Tensor:

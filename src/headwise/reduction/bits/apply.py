@@ -1,4 +1,4 @@
-"""Attention weights whose keys and values come out in the coordinates in which they are rounded: the same function."""
+"""Attention weights whose keys come out in the coordinates in which they are rounded: the same function."""
 
 from __future__ import annotations
 
@@ -15,26 +15,18 @@ from headwise.reduction.bits.change import Bits
 def apply(
     weights: AttentionWeights, change: Bits, layer: LayerShape, statistics: Statistics | None
 ) -> AttentionWeights:
-    """The weights with the bases of ``statistics`` folded in; without any, or behind a cut, those of the model stay."""
+    """The weights with turned keys; without ``statistics``, behind a cut or behind a norm they stay as they are."""
     tensors = {} if statistics is None else statistics.tensors
-    directions = [tensors.get(f"{part}_code_directions") for part in "kv"]
-    duals = [tensors.get(f"{part}_code_duals") for part in "kv"]
-    if _fits(directions[0], weights.w_k_GKD) and weights.norm_k is None:
-        weights = replace(
-            weights,
-            w_q_HKD=_mixed(weights.w_q_HKD, directions[0]),
-            b_q_HK=_mixed_bias(weights.b_q_HK, directions[0]),
-            w_k_GKD=_mixed(weights.w_k_GKD, duals[0]),
-            b_k_GK=_mixed_bias(weights.b_k_GK, duals[0]),
-        )
-    if _fits(directions[1], weights.w_v_GVD):
-        weights = replace(
-            weights,
-            w_v_GVD=_mixed(weights.w_v_GVD, duals[1]),
-            b_v_GV=_mixed_bias(weights.b_v_GV, duals[1]),
-            w_o_HVD=_mixed(weights.w_o_HVD, directions[1]),
-        )
-    return weights
+    directions, duals = tensors.get("k_code_directions"), tensors.get("k_code_duals")
+    if not _fits(directions, weights.w_k_GKD) or weights.norm_k is not None:
+        return weights
+    return replace(
+        weights,
+        w_q_HKD=_mixed(weights.w_q_HKD, directions),
+        b_q_HK=_mixed_bias(weights.b_q_HK, directions),
+        w_k_GKD=_mixed(weights.w_k_GKD, duals),
+        b_k_GK=_mixed_bias(weights.b_k_GK, duals),
+    )
 
 
 def _fits(basis_GCC: Tensor | None, w_GCD: Tensor) -> bool:

@@ -16,9 +16,10 @@ Digits = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Bits(Change):
-    """For each key/value head one digit a coordinate: how many bits it gets in the cache, 0 for none.
+    """One digit a coordinate: how many bits it gets in the cache, 0 for none.
 
-    Keys are counted before RoPE in the model's own order, values in the basis that the profile of the model names.
+    Keys are counted before RoPE, a row for each key/value head in the model's own order; values in the coordinates that
+    the profile of the model names, a row for each group of heads that shares them.
     """
 
     kind: ClassVar[str] = "bits"
@@ -32,9 +33,12 @@ class Bits(Change):
         check_not_latent(layer, where)
         if not layer.heads or layer.cache != "tokens" or layer.window is not None:
             raise InputError(f"{where}: only layers that cache the keys and values of every token can be packed.")
-        for name, digits, width in (("keys", self.keys, layer.qk_dim), ("values", self.values, layer.v_dim)):
-            if len(digits) != layer.kv_heads or any(len(row) != width for row in digits):
-                raise InputError(f"{where}: {name} must hold {layer.kv_heads} rows of {width} digits.")
+        G, K, V, groups = layer.kv_heads, layer.qk_dim, layer.v_dim, len(self.values)
+        if len(self.keys) != G or any(len(row) != K for row in self.keys):
+            raise InputError(f"{where}: keys must hold {G} rows of {K} digits.")
+        if not groups or G % groups or any(len(row) != G // groups * V for row in self.values):
+            raise InputError(f"{where}: values must hold {G} rows of {V} digits, or fewer and longer ones.")
+        for name, digits in (("keys", self.keys), ("values", self.values)):
             if not set("".join(digits)) <= {str(width) for width in WIDTHS}:
                 raise InputError(f"{where}: {name} must be digits out of {''.join(map(str, WIDTHS))}.")
 

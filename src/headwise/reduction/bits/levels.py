@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from headwise.linalg.coding import fit_levels
 from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS
 from headwise.records.plan import Plan
 from headwise.reduction.bits.change import Bits
-from headwise.runtime.cache import CacheSpec, LayerCodes
+from headwise.runtime.cache import CacheSpec, LayerCodes, storable
 from headwise.tracing.coded import WHOLE
 from headwise.tracing.forward import forward
 from headwise.tracing.probe import watching
@@ -37,9 +37,19 @@ def bits_of(plan: Plan) -> list[Bits | None]:
 
 
 def fit_cache(
-    model: PreTrainedModel, plan: Plan, batches: Sequence[Batch], *, progress: Progress = silent
+    model: PreTrainedModel,
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    *,
+    progress: Progress = silent,
 ) -> CacheSpec | None:
-    """The levels of every packed layer of ``model``, which ``plan`` made, fitted to ``batches``; None without any."""
+    """The levels of every packed layer of ``model``, which ``plan`` made, fitted to ``batches``; None without any.
+
+    ``tensors`` of a profile name the coordinates of values.
+    """
+    numbers = [i for i, gone in enumerate(plan.dropped()) if not gone]
+    places = {site.path: i for site, i in zip(sites_of(model), numbers, strict=True)}
     packed = {site.path: (site, bits) for site, bits in zip(sites_of(model), bits_of(plan), strict=True) if bits}
     if not packed:
         return None
@@ -51,7 +61,8 @@ def fit_cache(
         samples = _samples(model, {path: packed[path][0] for path in paths[start : start + at_once]}, batches)
         for path, (keys, values) in samples.items():
             site, bits = packed[path]
-            layers[int(site.module.layer_idx)] = _codes(bits, keys, values)
+            value_map = _value_map(bits, tensors.get(f"{places[path]}.v_code_map"))
+            layers[int(site.module.layer_idx)] = _codes(bits, value_map, keys, values)
     return CacheSpec(layers, WHOLE, rotary_width(model))
 
 
@@ -71,10 +82,20 @@ def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[B
     return {path: [torch.cat(kept) for kept in both] for path, both in parts.items()}
 
 
-def _codes(bits: Bits, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
+def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
+    """What makes values of their coordinates: as it was measured, or nothing behind a cut, which has others."""
+    shape = len(bits.values), len(bits.values[0]), len(bits.values[0])
+    if measured is not None and measured.shape == shape:
+        return measured.half()
+    return torch.eye(shape[-1]).expand(shape).half()
+
+
+def _codes(bits: Bits, value_map_AWW: Tensor, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
     key_bits, value_bits = (torch.tensor([list(map(int, row)) for row in rows]) for rows in (bits.keys, bits.values))
     key_levels, key_loudness = _levels(keys_NGK, key_bits)
-    value_levels, value_loudness = _levels(values_NGV, value_bits)
+    grouped_NAW = values_NGV.flatten(1).unflatten(1, value_bits.shape)
+    coordinates = torch.linalg.solve(value_map_AWW.float(), grouped_NAW.permute(1, 2, 0)).permute(2, 0, 1)
+    value_levels, value_loudness = _levels(coordinates, value_bits)
     return LayerCodes(
         key_bits=key_bits.to(torch.uint8),
         value_bits=value_bits.to(torch.uint8),
@@ -84,6 +105,7 @@ def _codes(bits: Bits, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
         value_gain=gains(),
         key_loudness=key_loudness,
         value_loudness=value_loudness,
+        value_map=value_map_AWW,
     )
 
 
@@ -105,10 +127,10 @@ def _levels(samples_NGC: Tensor, bits_GC: Tensor) -> tuple[Tensor, Tensor]:
         for width in bits.unique().tolist():
             place = (bits == width).nonzero()[:, 0]
             levels[place] = fit_levels(even[:, place], width)
-        levels = levels.half().float()
+        levels = storable(levels)
         offset, scale = levels[:, 0], levels[:, 1]
         factor = (loud_N.log().mean() - _size(samples[:, live], offset[live], scale[live]).log().mean()).exp()
-    return levels.unflatten(0, bits_GC.shape).half(), torch.stack((*loudness[:2], factor)).half()
+    return levels.unflatten(0, bits_GC.shape), torch.stack((*loudness[:2], factor)).half()
 
 
 def _size(samples_NC: Tensor, offset_C: Tensor, scale_C: Tensor) -> Tensor:

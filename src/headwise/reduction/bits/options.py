@@ -68,7 +68,7 @@ def _fillings(losses: Sequence[float], widths: Sequence[int]) -> Iterator[tuple[
 def _change(layer: LayerShape, bits: Sequence[int]) -> Bits:
     digits = "".join(map(str, bits))
     split = layer.kv_heads * layer.qk_dim
-    return Bits(_rows(digits[:split], layer.qk_dim), _rows(digits[split:], layer.v_dim))
+    return Bits(_rows(digits[:split], layer.qk_dim), _rows(digits[split:], layer.value_group_width))
 
 
 def _rows(digits: str, width: int) -> tuple[str, ...]:

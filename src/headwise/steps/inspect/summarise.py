@@ -82,8 +82,10 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "v_directions": basis.directions_NRR,
         "v_duals": basis.duals_NRR,
     }
-    for name, coded in collector.coded.get(i, {}).items():
-        tensors |= {f"{name}_code_directions": coded.directions_NRR, f"{name}_code_duals": coded.duals_NRR}
+    if i in collector.coded:
+        keys, values = collector.coded[i]["k"], collector.coded[i]["v"]
+        tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
+        tensors["v_code_map"] = values.directions_NRR
     return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
 
 
