@@ -1,7 +1,7 @@
 """Loss, KL and bytes of a model that reads its keys and values from caches of fewer bits, all on the same text.
 
-    python benchmarks/bits.py MODEL --text FILE [--calibration FILE] [--contexts 512,4096] [--tokens 20480]
-                              [--methods int8,kivi-4,...] [-o results/bits.json]
+    python benchmarks/bits.py MODEL --text FILE [--calibration FILE] [--healing FILE] [--contexts 512,4096]
+                              [--tokens 20480] [--methods int8,kivi-4,...] [-o results/bits.json]
 
 MODEL is a folder, or "smollm2" for the one of the demo. Every method reads the same windows, teacher-forced: each query
 attends to rounded keys and values only, its own among them. Everything runs in float32; share counts all bytes that a
@@ -74,6 +74,7 @@ class Calibration:
 
     source: str
     text: Path | None
+    healing: Path | None
     context: int
 
 
@@ -190,6 +191,7 @@ def arguments(methods: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("model", help='a folder, or "smollm2" for the model of the demo')
     parser.add_argument("--text", type=Path, required=True, help="to evaluate on")
     parser.add_argument("--calibration", type=Path, help="text for methods that look at some")
+    parser.add_argument("--healing", type=Path, help="text for methods that learn from some")
     parser.add_argument("--contexts", default="512,4096", help="tokens of a window, one or several")
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--methods", default=",".join(methods), help="default: %(default)s")
@@ -224,7 +226,7 @@ def measure(args: argparse.Namespace, methods: Mapping[str, Factory]) -> None:
         baseline = Baseline(model, windows_WT) if missing else None
         for name in missing:
             start = time.perf_counter()
-            quantiser = methods[name](model, Calibration(source, args.calibration, context))
+            quantiser = methods[name](model, Calibration(source, args.calibration, args.healing, context))
             scores = {
                 "bits": quantiser.bits,
                 "share": round(quantiser.share(context), 5),

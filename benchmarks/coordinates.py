@@ -1,13 +1,20 @@
 """headwise's own packed caches as methods of the benchmark of bits: whole, and with parts of the method left out.
 
-A name is ``headwise@SHARE`` with what is left out or changed before the ``@``: ``headwise-own-basis@0.25``.
+A name is ``headwise@SHARE`` with what is left out or changed before the ``@``: ``headwise-own-basis@0.25``;
+``headwise-healed@0.25`` is healed on 200,000 tokens, reading rounded keys and values as it learns.
+
+    python benchmarks/coordinates.py MODEL --calibration FILE --share 0.27 -o FOLDER
+
+saves such a model, not healed, for the benchmarks that generate. MODEL is a folder, or "smollm2".
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,6 +24,7 @@ from transformers import PreTrainedModel
 
 import headwise as hw
 from headwise.checkpoints.load import open_model
+from headwise.checkpoints.packed import codes_of
 from headwise.checkpoints.profiled import Profile
 from headwise.data.processors import open_tokenizer
 from headwise.families.shapes import shape_of
@@ -27,6 +35,7 @@ from headwise.reduction.bits import options
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.runtime.cache import CacheSpec
+from headwise.steps.demo import demo_model
 from headwise.tracing import coded, collect
 from headwise.tracing.turns import Turns
 
@@ -34,6 +43,7 @@ SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09)
 ABLATED = (0.25, 0.125)
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
+HEALING_TOKENS = 200_000
 
 
 @dataclass(frozen=True)
@@ -133,9 +143,46 @@ def packed(
     return build
 
 
+def compressed(model: PreTrainedModel, source: str, text: Any, share: float, context: int) -> PreTrainedModel:
+    """The model at ``source`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
+    profile = profile_of(source, text, False)
+    plan = plan_for(profile, Budget("keep_kv", share, context), cache="mixed")
+    return hw.compress(model, plan, profile)
+
+
+def healed(share: float) -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """From the dense model, a calibration text and one to heal on to its packed form, healed."""
+
+    def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
+        tokenizer = open_tokenizer(calibration.source)
+        small = compressed(model, calibration.source, calibration.text, share, calibration.context)
+        config = hw.HealConfig(tokens=HEALING_TOKENS, context=calibration.context)
+        small = hw.heal(small, teacher=model, tokenizer=tokenizer, text=calibration.healing, config=config)
+        return Coordinates(small, codes_of(small), lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
+
+    return build
+
+
 OURS = {
     **{f"headwise@{share}": packed(share) for share in SHARES},
     **{f"headwise-own-basis@{share}": packed(share, own_basis=True) for share in ABLATED},
     **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
+    **{f"headwise-healed@{share}": healed(share) for share in SHARES},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A model with a packed cache, for other benchmarks.")
+    parser.add_argument("model")
+    parser.add_argument("--calibration", type=Path, required=True)
+    parser.add_argument("--share", type=float, default=0.27)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    args = parser.parse_args()
+    source = str(demo_model()) if args.model == "smollm2" else args.model
+    small = compressed(open_model(source).float(), source, args.calibration, args.share, WINDOW)
+    hw.save(small, args.output, tokenizer=open_tokenizer(source))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ Train = Literal["attention", "values", "lora", "all"]
 CURVE = "healing.jsonl"  # beside a healed model: how it went, line by line
 RATES: dict[Train, float] = {"attention": 2e-3, "values": 2e-3, "lora": 1e-2, "all": 1e-3}  # of each weight's size
 FAR = 0.4  # held-out score at which these are right; it grows with the square of the way that is left
+ROUNDED_STEP = 2048  # tokens: gradients through rounding are noisy, smaller steps undo what they learn
 LOCAL_RATES: dict[Train, float] = {"attention": 1e-2, "values": 1e-2, "lora": 1e-1, "all": 1e-2}
 
 
@@ -48,7 +49,9 @@ class HealConfig:
     local_rate: float | None = option(None, "Learning rate of single layers, in the same units.", "--local-lr")
     context: int = option(512, "Tokens in a window.", read=read_window)
     batch: int = option(1, "Windows that one process takes at once.")
-    accumulate: int = option(1, "Batches that make one step.")
+    accumulate: int | None = option(
+        None, f"Batches that make one step; by default 1, of rounded caches as many as hold {ROUNDED_STEP} tokens."
+    )
     temperature: float = option(1.0, "Of the teacher's and the student's probabilities.")
     hidden: float = option(0.0, "Weight of the error of hidden states in the loss.")
     next_token: float = option(0.0, "Weight of the loss on the text itself.")
@@ -62,12 +65,18 @@ class HealConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         for name in ("tokens", "context", "batch", "accumulate", "held_out", "evaluations", "local_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}.")
         rates = {"learning rate": self.speed(FAR), "learning rate of single layers": self.local_speed}
         for name, value in {"temperature": self.temperature, **rates}.items():
             if not value > 0:
                 raise InputError(f"The {name} must be more than 0, got {value}.")
+
+    def batches_a_step(self, batch_tokens: float, rounded: bool) -> int:
+        """Batches of so many tokens that make one step: as asked for, or by whether a cache is ``rounded``."""
+        if self.accumulate is not None:
+            return self.accumulate
+        return max(1, round(ROUNDED_STEP / batch_tokens)) if rounded else 1
 
     def speed(self, score: float) -> float:
         """The learning rate of all layers together: as asked for, or by what learns and how much it has to learn."""

@@ -19,15 +19,18 @@ from headwise.records.healing import Train
 LORA_RANK = 16
 
 
-def make_trainable(model: PreTrainedModel, train: Train, layers: Collection[int]) -> Callable[[], PreTrainedModel]:
-    """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and balance these layers.
+def make_trainable(
+    model: PreTrainedModel, train: Train, layers: Collection[int], *, balance: bool = True
+) -> Callable[[], PreTrainedModel]:
+    """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and ``balance`` these layers.
 
+    Balancing changes the scale of values: the levels of a rounded cache would no longer fit.
     Returns a function that merges factors and adapters into the weights and gives the ordinary model back.
     """
     chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
     chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
     with torch.no_grad():
-        for site, layer in chosen:
+        for site, layer in chosen if balance else ():
             write_attention(site, balanced(read_attention(site, layer.rotary)))
     sites = [site for site, _ in chosen]
     model.requires_grad_(train == "all")

@@ -76,7 +76,7 @@ def heal_pair(
     student.to(accelerator.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        make_trainable(student, config.train, pair.reduced)
+        make_trainable(student, config.train, pair.reduced, balance=pair.codes is None)
         before = Healer(accelerator, pair, windows, config, work, progress).run()
     best = work.best() if everywhere or accelerator.is_main_process else None
     if everywhere:
@@ -89,7 +89,7 @@ def heal_pair(
     student.float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        settle = make_trainable(student, config.train, pair.reduced)
+        settle = make_trainable(student, config.train, pair.reduced, balance=pair.codes is None)
     put_weights(student, best.tensors)
     name = next(iter(before))
     facts = {
@@ -127,10 +127,11 @@ class Healer:
         self.codes = pair.codes
         self.windows, self.config, self.work, self.progress = windows, config, work, progress
         self.processes = accelerator.num_processes
-        step_tokens = round(config.batch * config.accumulate * self.processes * windows.tokens_each)
-        self.steps = max(1, config.tokens // step_tokens)
-        self.step_tokens = step_tokens
-        rounds = self.steps * config.batch * config.accumulate * self.processes / windows.count
+        batch_tokens = config.batch * self.processes * windows.tokens_each
+        self.accumulate = config.batches_a_step(batch_tokens, pair.codes is not None)
+        self.step_tokens = round(self.accumulate * batch_tokens)
+        self.steps = max(1, config.tokens // self.step_tokens)
+        rounds = self.steps * config.batch * self.accumulate * self.processes / windows.count
         memory = None
         if rounds > 1 and predicts_next(teacher) and not config.hidden:
             memory = Memory(work.folder / MEMORY, work.inputs_hash, windows.length, teacher.config.vocab_size)
@@ -177,7 +178,7 @@ class Healer:
             rate=config.speed(self._distance()),
             every=max(1, self.steps // config.evaluations),
             tokens=self.step_tokens,
-            accumulate=config.accumulate,
+            accumulate=self.accumulate,
         )
 
         def loss(model: torch.nn.Module, part: int) -> torch.Tensor:
