@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.fingerprint import fingerprint
+from headwise.checkpoints.load import open_model
 from headwise.checkpoints.origin import origin_of
 from headwise.files.errors import InputError
 from headwise.runtime.cache import CODES, CacheSpec, PackedCache, read_spec
@@ -25,9 +27,17 @@ def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheS
         codes = read_spec(path)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if codes.fingerprint != fingerprint(model):
+    if codes.fingerprint != fingerprint(model) and not _is_cast(model, str(place), codes):
         raise InputError(f"{path} is of another model: its weights are not those that the cache was fitted to.")
     return codes
+
+
+def _is_cast(model: PreTrainedModel, place: str, codes: CacheSpec) -> bool:
+    """Whether ``model`` is what lies at ``place`` in another precision, and ``codes`` are of that."""
+    stored = open_model(place)
+    if stored.dtype == model.dtype or codes.fingerprint != fingerprint(stored):
+        return False
+    return fingerprint(cast(Any, stored).to(model.dtype)) == fingerprint(model)
 
 
 def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bool = True) -> PackedCache:

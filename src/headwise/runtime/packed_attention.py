@@ -13,7 +13,6 @@ groups of heads with W value coordinates each, N queries of a group (G / A * Q).
 import sys
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -89,19 +88,16 @@ def in_parts(pairs_GP):
     return slice(0, P), slice(P, 2 * P), slice(2 * P, None)
 
 
-def key_logits(few, query_BGQKC, packed_BRS, turning, reading, offset_GK, loud):
-    """Logits (B, G, Q, S) of a tile: of deviations, times how loud tokens are, and of the offsets."""
-    packed, pairs_GP = packed_BRS.unflatten(-1, (-1, CHUNK)), turning[-1]
-    parts = in_parts(pairs_GP)
-    keys = turned([read_even(packed, *reading, part=part) for part in parts], *turning)
-    offsets = turned([offset_GK[:, part, None, None].expand(-1, -1, 1, CHUNK) for part in parts], *turning)
-    query_BGCQK = query_BGQKC.permute(0, 1, 4, 2, 3)
-    of_offsets = (query_BGCQK @ torch.cat(offsets, dim=1).transpose(1, 2)).transpose(2, 3)
+def key_logits(few, query_BGQKC, packed_BRCS, turning, keys):
+    """Logits (B, G, Q, C, 256) of a tile."""
+    loudness = read_loudness(packed_BRCS, *keys[6:]).unsqueeze(1)
+    parts = in_parts(turning[-1])
+    read = (read_even(packed_BRCS, *keys[:5], part=part) * loudness + keys[5][:, part, None, None] for part in parts)
+    turned_keys = turned(read, *turning)
     if few:
-        of_keys = few_products(query_BGQKC, keys, parts)
-    else:
-        of_keys = (query_BGCQK @ torch.cat(keys, dim=2).transpose(2, 3)).transpose(2, 3)
-    return (of_keys * read_loudness(packed, *loud).unsqueeze(1) + of_offsets).flatten(-2)
+        return few_products(query_BGQKC, turned_keys, parts)
+    query_BGCQK = query_BGQKC.permute(0, 1, 4, 2, 3)
+    return (query_BGCQK @ torch.cat(turned_keys, dim=2).transpose(2, 3)).transpose(2, 3)
 
 
 def few_products(query_BGQKC, keys, parts):
@@ -121,42 +117,64 @@ def value_sums(few, weights_BANS, packed_BRS, reading):
     return weights_BANS @ values.transpose(-1, -2)
 
 
-def read_tile(softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, values, few=False):
-    """The state of a softmax (highest logit, sum, weighted value coordinates) after the slots of one more tile."""
-    highest, total, output = state
-    B, G, Q = highest.shape[:3]
-    logits = key_logits(few, query_BGQKC, packed_BRS, turning, keys[:5], keys[5], keys[6:])
+def weigh_tile(few, softcap, query_BGQKC, packed_BRCS, bias_BTCS, highest, total, turning, keys, loud):
+    """The highest logit and the sum of a softmax after the slots of one more tile, and what that tile adds to them.
+
+    That is: how much earlier sums fade, the tile's own sum, and the weights (B, G, Q, C, 256) times how loud values
+    are. Slots stay in chunks throughout: a compiler makes slow loops of two shapes.
+    """
+    logits = key_logits(few, query_BGQKC, packed_BRCS, turning, keys)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
-    T = bias_BTS.shape[1]
-    logits = (logits.view(B, G, Q // T, T, -1) + bias_BTS[:, None, None]).view(B, G, Q, -1)
-    new = torch.maximum(highest, logits.amax(-1, keepdim=True))
-    weights, fade = torch.exp(logits - new), torch.exp(highest - new)
-    sums = weights.sum(-1, keepdim=True)
-    loud_weights = weights * read_loudness(packed_BRS, *values[6:]).unsqueeze(1)
+    T = bias_BTCS.shape[1]
+    logits = (logits.unflatten(2, (-1, T)) + bias_BTCS[:, None, None]).flatten(2, 3)
+    new = torch.maximum(highest, logits.amax((-2, -1)).unsqueeze(-1))
+    weights, fade = torch.exp(logits - new.unsqueeze(-1)), torch.exp(highest - new)
+    sums = weights.sum((-2, -1)).unsqueeze(-1)
+    return new, total * fade + sums, fade, sums, weights * read_loudness(packed_BRCS, *loud).unsqueeze(1)
+
+
+def sum_tile(few, loud_weights, packed_BRS, output, fade, sums, values):
+    """The weighted value coordinates (B, A, N, W) after the slots of one more tile."""
     grouped = output.shape[:3]
     deviations = value_sums(few, loud_weights.view(*grouped, -1), packed_BRS, values[:5])
-    means = sums.view(*grouped, 1) * values[5][:, None]
-    return new, total * fade + sums, output * fade.view(*grouped, 1) + deviations + means
+    return output * fade.view(*grouped, 1) + deviations + sums.view(*grouped, 1) * values[5][:, None]
 
 
-def few_read_tile(*args):
-    """`read_tile` as sums, for a compiler."""
-    return read_tile(*args, few=True)
+def read_tile(run, few, softcap, query_BGQKC, packed_BRS, bias_BTS, state, turning, keys, values):
+    """The state of a softmax (highest logit, sum, weighted value coordinates) after the slots of one more tile.
+
+    Two functions for ``run`` to run: in one, compilers would work the weights out anew for each coordinate of values.
+    """
+    highest, total, output = state
+    packed, bias = (t.unflatten(-1, (-1, CHUNK)) for t in (packed_BRS, bias_BTS))
+    new, total, *rest, weights = run(
+        weigh_tile, few, softcap, query_BGQKC, packed, bias, highest, total, turning, keys, values[6:]
+    )
+    return new, total, run(sum_tile, few, weights.flatten(-2), packed_BRS, output, *rest, values)
 
 
-def compiled(function, softcap, query, packed, bias, *rest):
-    """``function`` of a tile, compiled once for all layers and lengths; without a compiler, as it is."""
+GROWING = {weigh_tile: {2: 4, 3: 2, 4: 2}, sum_tile: {1: 3, 2: 2}}  # arguments, and dimensions that count slots
+
+
+def plainly(function, *args):
+    """``function`` as it is."""
+    return function(*args)
+
+
+def compiled(function, *args):
+    """``function`` compiled once for all layers and lengths; without a compiler, as it is."""
     if COMPILED.get("impossible"):
-        return read_tile(softcap, query, packed, bias, *rest)
+        return function(*args)
     try:
-        for tensor in (query, packed, bias):
-            torch._dynamo.maybe_mark_dynamic(tensor, tensor.ndim - 1)
-        if function not in COMPILED:
-            COMPILED[function] = torch.compile(function, options=OPTIONS)
-        return COMPILED[function](softcap, query, packed, bias, *rest)
+        for place, dimension in GROWING[function].items():
+            torch._dynamo.maybe_mark_dynamic(args[place], dimension)
+        key = function, args[0]
+        if key not in COMPILED:
+            COMPILED[key] = torch.compile(function, options=OPTIONS)
+        return COMPILED[key](*args)
     except Exception as error:  # compilers fail in many ways; what else is wrong shows in the next line
-        result = read_tile(softcap, query, packed, bias, *rest)
+        result = function(*args)
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(f"Attention over a packed cache runs uncompiled, which is slower: {reason}", stacklevel=2)
         COMPILED["impossible"] = True
@@ -169,13 +187,14 @@ def attend(layer, query, scaling, softcap, this):
     G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
     queries, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
-    read = read_tile
+    run, few = plainly, False
     if layer.length >= COMPILE_FROM and not query.requires_grad:
-        read = partial(compiled, few_read_tile if T == 1 and state[2].shape[2] <= FEW_QUERIES else read_tile)
+        run, few = compiled, T == 1 and state[2].shape[2] <= FEW_QUERIES
     for block in layer.blocks:
         size = block.shape[-1]
         of_chunks, bias = queries(start, size), this.bias(start, size)
-        state = read(softcap, of_chunks, block, bias, state, layer.turning, layer.key_reading, layer.value_reading)
+        reading = layer.turning, layer.key_reading, layer.value_reading
+        state = read_tile(run, few, softcap, of_chunks, block, bias, state, *reading)
         start += size
     _, total, output = state
     values = layer.as_values(output.unflatten(2, (-1, H // G * T)))
