@@ -108,6 +108,16 @@ def test_hw_cache_finds_the_codes_or_says_what_is_missing(folder, tmp_path):
     write_spec(tmp_path / "cache.safetensors", spec)
     with pytest.raises(hw.InputError, match="for a layer 7, but the cache of LlamaForCausalLM has 3"):
         hw.cache(stock)
+    write_spec(tmp_path / "cache.safetensors", replace(spec, layers={0: random_codes(2, 8, 8)}))
+    for dtype in (torch.float16, torch.bfloat16):
+        assert (
+            hw.cache(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)).spec.fingerprint == spec.fingerprint
+        )
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    with pytest.raises(hw.InputError, match="is of another model"):
+        hw.cache(other)
     write_spec(tmp_path / "cache.safetensors", replace(spec, fingerprint="ab" * 32))
     with pytest.raises(hw.InputError, match="is of another model"):
         hw.cache(stock)
