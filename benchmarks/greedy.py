@@ -1,10 +1,10 @@
 """How far greedy generations of caches of fewer bits go along with the dense model's: 256 tokens after ten prompts.
 
     pip install hqq optimum-quanto
-    python benchmarks/greedy.py DENSE PACKED [--prompts 10] [-o results/greedy.json]
+    python benchmarks/greedy.py DENSE PACKED [--prompts 10] [--caches headwise,dense-bf16,...] [-o results/greedy.json]
 
 DENSE is a folder, or "smollm2" for the model of the demo; PACKED what headwise compress made of it with a packed cache.
-All run in float32 but "dense, bf16", which says what rounding of another kind does to the same prompts. "same": prompts
+All run in float32 but "dense-bf16", which says what rounding of another kind does to the same prompts. "same": prompts
 with all tokens the same; "prefix": median tokens until the first other one; "agreement": share of positions at which
 the model picks the dense one's token when it reads the dense one's text, with its own cache filled by that text.
 The bytes of the packed caches are compared with what cost predicts; a difference ends the run.
@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("dense")
     parser.add_argument("packed")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--caches", default="headwise,dense-bf16,hqq-8,hqq-4,quanto-4")
     parser.add_argument("-o", "--output", type=Path, default=Path("results/greedy.json"))
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -111,7 +112,7 @@ def main() -> None:
 
     ways: dict[str, tuple[Any, Cache]] = {
         "headwise": (small, lambda: hw.cache(small)),
-        "dense, bf16": (copy.deepcopy(model).bfloat16(), transformers.DynamicCache),
+        "dense-bf16": (copy.deepcopy(model).bfloat16(), transformers.DynamicCache),
         "hqq-8": (model, quantized("hqq", 8)),
         "hqq-4": (model, quantized("hqq", 4)),
         "quanto-4": (model, quantized("quanto", 4)),
@@ -121,7 +122,8 @@ def main() -> None:
         {"model": Path(source).name, "packed": Path(args.packed).name, "prompts": len(prompts)},
     )
     share = cost_of(shape_of(small), 512).kv_bytes / cost_of(shape_of(model), 512).kv_bytes
-    for name, (reader, cache) in ways.items():
+    for name in args.caches.split(","):
+        reader, cache = ways[name]
         if table.has(**run, cache=name):
             continue
         lengths = [common(a, b) for a, b in zip(answers(reader, prompts, cache), wanted, strict=True)]
