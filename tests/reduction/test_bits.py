@@ -177,3 +177,15 @@ def test_saved_model_gives_its_cache_again(profiles, tmp_path):
         packed_cache(stock)
     with pytest.raises(InputError, match=r"there is no cache\.safetensors"):
         packed_cache(tiny("llama"))
+
+
+def test_values_that_say_nothing_need_no_map():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight.zero_()
+    profile = hw.inspect(model, inputs=inputs(), config=hw.InspectConfig(tokens=512, maps=False), checks=False)
+    small = hw.compress(model, plan_for(profile, Budget("keep_kv", 0.4, 4096), cache="mixed"), profile)
+    maps = {number: codes.value_map[0] for number, codes in codes_of(small).layers.items()}
+    assert torch.equal(maps[1], torch.eye(len(maps[1])).half()) and not torch.equal(
+        maps[0], torch.eye(len(maps[0])).half()
+    )

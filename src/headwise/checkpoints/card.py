@@ -65,7 +65,7 @@ from transformers import {opener}
 
 model = {opener}.from_pretrained("path/to/this/folder"{trust})
 ```
-{_pooled(trust) if facts.get("pools") else ""}{_packed(shape) if "packed_bytes" in facts else ""}
+{_pooled(trust) if facts.get("pools") else ""}{_packed(shape, facts["map_bytes"]) if "map_bytes" in facts else ""}
 {origin}{f", by `{command}`" if command else ""}.
 {history}It has {shape.attention_parameters():,} attention parameters and {shape.total_parameters():,} in all; the
 exact plan is in `plan.json`.
@@ -109,13 +109,12 @@ model = SentenceTransformer("path/to/this/folder"{trust})
 """
 
 
-def _packed(shape: ModelShape) -> str:
+def _packed(shape: ModelShape, map_bytes: int) -> str:
     dense = replace(shape, layers=tuple(replace(layer, packed=None) for layer in shape.layers))
     bytes_each = [cost_of(each, 1).kv_bytes_per_token for each in (shape, dense)]
-    maps = sum(2 * layer.value_groups * layer.value_group_width**2 for layer in shape.layers if layer.packed)
     return f"""
 Its KV cache can be packed into {bytes_each[0]:,} bytes a token instead of {bytes_each[1]:,} in bf16, by the codes in
-`cache.safetensors`; the maps in there are {maps / 1e6:.1f} MB of weights. Without this it runs as any other model:
+`cache.safetensors`; the maps in there are {map_bytes / 1e6:.1f} MB of weights. Without this it runs as any other model:
 
 ```python
 import headwise as hw

@@ -8,10 +8,12 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from headwise.checkpoints.fingerprint import fingerprint
-from headwise.checkpoints.load import open_model
+from headwise.checkpoints.load import open_config, open_model
 from headwise.checkpoints.origin import origin_of
 from headwise.files.errors import InputError
 from headwise.runtime.cache import CODES, CacheSpec, PackedCache, read_spec
+
+CASTS: set[tuple[str, str]] = set()  # fingerprints of models and of what they are in another precision, once checked
 
 
 def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheSpec | None:
@@ -34,10 +36,18 @@ def codes_of(model: PreTrainedModel, folder: Path | str | None = None) -> CacheS
 
 def _is_cast(model: PreTrainedModel, place: str, codes: CacheSpec) -> bool:
     """Whether ``model`` is what lies at ``place`` in another precision, and ``codes`` are of that."""
-    stored = open_model(place)
-    if stored.dtype == model.dtype or codes.fingerprint != fingerprint(stored):
+    pair = codes.fingerprint, fingerprint(model)
+    if pair in CASTS:
+        return True
+    try:
+        if open_config(place).dtype == model.dtype:
+            return False
+        stored = open_model(place)
+    except InputError:
         return False
-    return fingerprint(cast(Any, stored).to(model.dtype)) == fingerprint(model)
+    if codes.fingerprint == fingerprint(stored) and fingerprint(cast(Any, stored).to(model.dtype)) == pair[1]:
+        CASTS.add(pair)
+    return pair in CASTS
 
 
 def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bool = True) -> PackedCache:
@@ -45,7 +55,8 @@ def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bo
 
     It packs keys and values as `compress` found it best for this model: in memory, in the folder that the model was
     opened from, or in ``folder``. One cache is for one run of `generate`, or for one conversation. ``fused=False``
-    unpacks everything at every step, for models whose attention cannot read packed numbers.
+    unpacks everything at every step, for models whose attention cannot read packed numbers; it does not know of padding
+    in front, so it is for sequences of one length.
 
     >>> small = hw.compress(model, plan, profile)
     >>> cache = hw.cache(small)

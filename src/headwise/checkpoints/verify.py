@@ -79,7 +79,8 @@ def check_packed(model: PreTrainedModel, path: Path) -> dict[str, Any]:
     predicted = cost_of(shape_of(model), tokens, rows, DTYPES[model.dtype]).kv_bytes
     if cache.nbytes != predicted:
         raise RuntimeError(f"The packed cache holds {cache.nbytes} bytes, not {predicted}.")
-    return {"packed_bytes": cache.nbytes}
+    maps = sum(codes.value_map.nbytes for codes in cache.spec.layers.values())
+    return {"packed_bytes": cache.nbytes, "map_bytes": maps}
 
 
 def predicted_cache(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> int:

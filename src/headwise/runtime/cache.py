@@ -53,7 +53,8 @@ class PackedCache(Cache):
     """A cache for ``model`` that packs the layers which ``spec`` has codes for; others are plain layers.
 
     The model's attention is set to read packed numbers; with any other cache, or none, it does what it did. Where that
-    cannot be, ``fused=False`` hands all keys and values over unpacked, at every step.
+    cannot be, ``fused=False`` hands all keys and values over unpacked, at every step; it sees no mask, so sequences
+    must not be padded in front.
     """
 
     def __init__(self, model: Any, spec: CacheSpec, fused: bool = True) -> None:

@@ -249,7 +249,8 @@ def packed_attention(module, query, key, value, attention_mask, previous="sdpa",
     scaling = kwargs.get("scaling")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    return attend(layer, query, scaling, kwargs.get("softcap"), layer.cache.current), None
+    with torch.autocast(query.device.type, enabled=False):
+        return attend(layer, query, scaling, kwargs.get("softcap"), layer.cache.current), None
 
 
 def plain_attention(module, query, key, value, attention_mask, previous, **kwargs):

@@ -25,9 +25,10 @@ def written(method):
     """A method that writes to a layer's tensors: in inference mode too they are such as any mode may write to."""
 
     @functools.wraps(method)
-    def run(*args):
-        with torch.inference_mode(False), torch.no_grad():
-            return method(*args)
+    def run(layer, *args):
+        whole = torch.autocast(layer.cache.rope.frequencies.device.type, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), whole:
+            return method(layer, *args)
 
     return run
 
@@ -184,7 +185,7 @@ class PackedLayer(CacheLayerMixin):
     def fill(self, packed, whole_keys, whole_values) -> None:
         """Take what was saved of another layer."""
         self.lazy_initialization(whole_keys, whole_values)
-        if packed.shape[:2] != (len(whole_keys), max(self.layout.rows, 1)) or packed.dtype != torch.uint8:
+        if packed.shape[:2] != (len(whole_keys), self.layout.rows) or packed.dtype != torch.uint8:
             raise ValueError(f"{packed.shape[1]} bytes a token, not {self.layout.rows}")
         self._append(packed)
         self.whole_keys, self.whole_values = whole_keys, whole_values

@@ -124,7 +124,7 @@ class LayerCodes:
 
     def round_values(self, values: torch.Tensor) -> torch.Tensor:
         """Values (..., G, V) as they come back from a cache; gradients pass as if nothing had happened."""
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             grouped = values.detach().float().flatten(-2).unflatten(-1, self.value_bits.shape).unsqueeze(-2)
             rounded = round_trip((grouped @ self.to_coordinates).squeeze(-2), *self.values).unsqueeze(-2)
             change = (rounded @ self.to_values).reshape(values.shape).to(values.dtype) - values
@@ -393,7 +393,7 @@ def round_trip(
     x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor, loudness: torch.Tensor
 ) -> torch.Tensor:
     """``x`` (..., G, C) as it comes back from its codes; gradients pass as if nothing had happened."""
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         evening = Evening((bits, levels, gain, loudness))
         beside = x.detach().float().flatten(-2) - evening.offset
         loud = evening.loudness(evening.codes(beside))

@@ -20,18 +20,19 @@ LORA_RANK = 16
 
 
 def make_trainable(
-    model: PreTrainedModel, train: Train, layers: Collection[int], *, balance: bool = True
+    model: PreTrainedModel, train: Train, layers: Collection[int], *, coded: Collection[int] = ()
 ) -> Callable[[], PreTrainedModel]:
-    """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and ``balance`` these layers.
+    """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and balance these layers.
 
-    Balancing changes the scale of values: the levels of a rounded cache would no longer fit.
+    Not those whose slots in the cache are ``coded``: balancing changes the scale of values, and levels would not fit.
     Returns a function that merges factors and adapters into the weights and gives the ordinary model back.
     """
     chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
     chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
     with torch.no_grad():
-        for site, layer in chosen if balance else ():
-            write_attention(site, balanced(read_attention(site, layer.rotary)))
+        for site, layer in chosen:
+            if getattr(site.module, "layer_idx", None) not in coded:
+                write_attention(site, balanced(read_attention(site, layer.rotary)))
     sites = [site for site, _ in chosen]
     model.requires_grad_(train == "all")
     if train == "attention":

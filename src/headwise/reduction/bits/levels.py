@@ -83,10 +83,15 @@ def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[B
 
 
 def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
-    """What makes values of their coordinates: as it was measured, or nothing behind a cut, which has others."""
+    """What makes values of their coordinates: as it was measured.
+
+    Nothing behind a cut, which has other coordinates, and where half precision cannot hold what undoes the map.
+    """
     shape = len(bits.values), len(bits.values[0]), len(bits.values[0])
     if measured is not None and measured.shape == shape:
-        return measured.half()
+        inverse, failed = torch.linalg.inv_ex(measured.half().double())
+        if not failed.any() and inverse.float().isfinite().all():
+            return measured.half()
     return torch.eye(shape[-1]).expand(shape).half()
 
 

@@ -48,6 +48,11 @@ class Pair:
     teacher_name: str
     codes: CacheSpec | None = None
 
+    @property
+    def coded(self) -> Collection[int]:
+        """Slots of the cache whose layers are rounded."""
+        return () if self.codes is None else self.codes.layers
+
 
 @dataclass(frozen=True, slots=True)
 class Healed:
@@ -76,7 +81,7 @@ def heal_pair(
     student.to(accelerator.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        make_trainable(student, config.train, pair.reduced, balance=pair.codes is None)
+        make_trainable(student, config.train, pair.reduced, coded=pair.coded)
         before = Healer(accelerator, pair, windows, config, work, progress).run()
     best = work.best() if everywhere or accelerator.is_main_process else None
     if everywhere:
@@ -89,7 +94,7 @@ def heal_pair(
     student.float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        settle = make_trainable(student, config.train, pair.reduced, balance=pair.codes is None)
+        settle = make_trainable(student, config.train, pair.reduced, coded=pair.coded)
     put_weights(student, best.tensors)
     name = next(iter(before))
     facts = {
