@@ -24,6 +24,7 @@ system at every step, and times differ from run to run by a factor of two and mo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import statistics
 import time
@@ -172,6 +173,12 @@ def resident(which: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(which))
 
 
+def give_back() -> None:
+    """Let the C library give all memory that is free back to the system."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def forget_peak() -> None:
     """Let the most memory be what it is now."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -187,7 +194,7 @@ def memory(args: argparse.Namespace) -> None:
         for _ in range(WARM):
             model(token, past_key_values=small)  # compiles, and loads what the first tokens of a process load
         del small
-        gc.collect()
+        give_back()
         before = resident("VmRSS")
         cache = hw.cache(model)
         for _ in range(length // PIECE):
@@ -195,14 +202,20 @@ def memory(args: argparse.Namespace) -> None:
                 sizes = ((layer.kv_heads, PIECE, n) for n in (layer.qk_dim, layer.v_dim))
                 cache.update(*(torch.randn(1, *size).to(model.dtype) for size in sizes), number)
                 cache.layers[number].store(None, None)
-        gc.collect()
+        give_back()
         forget_peak()
         filled_bytes = resident("VmRSS") - before
         for _ in range(args.new):
             model(token, past_key_values=cache)
         above = resident("VmHWM") - before
-        row = {"cache_bytes": cache.nbytes, "resident": filled_bytes, "peak": above, "ratio": above / cache.nbytes}
+        row = {
+            "cache_bytes": cache.nbytes,
+            "resident": filled_bytes,
+            "peak": above,
+            "ratio": round(above / cache.nbytes, 3),
+        }
         Table(args.output).add({**facts, "length": length, "memory": True, **row, "commit": commit()})
+        del cache
 
 
 def decode(args: argparse.Namespace) -> None:
