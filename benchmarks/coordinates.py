@@ -107,17 +107,14 @@ def profile_of(source: str, text: Any, own_basis: bool) -> Profile:
 
 
 def felt_alike(profile: Profile) -> Profile:
-    """The profile with all gradients alike: each coordinate counts by its variance in the layer's own scale."""
-    layers = [
-        replace(layer, values={**layer.values, **{name: _spread(layer.values[name]) for name in layer.values if
-                name.endswith("bit_damage")}})
-        for layer in profile.layers
-    ]  # fmt: skip
+    """The profile with all coordinates of a layer alike: each counts as much as their mean."""
+    layers = []
+    for layer in profile.layers:
+        rows = {name: rows for name, rows in layer.values.items() if name.endswith("bit_damage")}
+        losses = [loss for part in rows.values() for row in part for loss in row]
+        alike = {name: [[sum(losses) / len(losses)] * len(row) for row in part] for name, part in rows.items()}
+        layers.append(replace(layer, values={**layer.values, **alike}))
     return replace(profile, layers=tuple(layers))
-
-
-def _spread(rows: list[list[float]]) -> list[list[float]]:
-    return [[1.0] * len(row) for row in rows]
 
 
 def packed(
