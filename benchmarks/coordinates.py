@@ -1,7 +1,8 @@
 """headwise's own packed caches as methods of the benchmark of bits: whole, and with parts of the method left out.
 
 A name is ``headwise@SHARE`` with what is left out or changed before the ``@``: ``headwise-own-basis@0.25``;
-``headwise-healed@0.25`` is healed on 200,000 tokens, reading rounded keys and values as it learns.
+``headwise-healed@0.25`` is healed on 200,000 tokens, reading rounded keys and values as it learns,
+``headwise-healed-briefly@0.25`` on half of them, all layers together.
 
     python benchmarks/coordinates.py MODEL --calibration FILE --share 0.27 -o FOLDER
 
@@ -43,7 +44,10 @@ SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09)
 ABLATED = (0.25, 0.125)
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
-HEALING_TOKENS = 200_000
+HEALED = {
+    "headwise-healed": hw.HealConfig(tokens=200_000),
+    "headwise-healed-briefly": hw.HealConfig(tokens=100_000, stage="global", evaluations=4),
+}
 
 
 @dataclass(frozen=True)
@@ -147,14 +151,14 @@ def compressed(model: PreTrainedModel, source: str, text: Any, share: float, con
     return hw.compress(model, plan, profile)
 
 
-def healed(share: float) -> Callable[[PreTrainedModel, Any], Coordinates]:
+def healed(share: float, config: hw.HealConfig) -> Callable[[PreTrainedModel, Any], Coordinates]:
     """From the dense model, a calibration text and one to heal on to its packed form, healed."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
         tokenizer = open_tokenizer(calibration.source)
         small = compressed(model, calibration.source, calibration.text, share, calibration.context)
-        config = hw.HealConfig(tokens=HEALING_TOKENS, context=calibration.context)
-        small = hw.heal(small, teacher=model, tokenizer=tokenizer, text=calibration.healing, config=config)
+        own = replace(config, context=calibration.context)
+        small = hw.heal(small, teacher=model, tokenizer=tokenizer, text=calibration.healing, config=own)
         return Coordinates(small, codes_of(small), lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
 
     return build
@@ -164,7 +168,7 @@ OURS = {
     **{f"headwise@{share}": packed(share) for share in SHARES},
     **{f"headwise-own-basis@{share}": packed(share, own_basis=True) for share in ABLATED},
     **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
-    **{f"headwise-healed@{share}": healed(share) for share in SHARES},
+    **{f"{name}@{share}": healed(share, config) for name, config in HEALED.items() for share in SHARES},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 
