@@ -26,8 +26,8 @@ def written(method):
 
     @functools.wraps(method)
     def run(layer, *args):
-        whole = torch.autocast(layer.cache.rope.frequencies.device.type, enabled=False)
-        with torch.inference_mode(False), torch.no_grad(), whole:
+        in_full = torch.autocast(layer.cache.rope.frequencies.device.type, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), in_full:
             return method(layer, *args)
 
     return run
