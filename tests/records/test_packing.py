@@ -28,5 +28,6 @@ def test_bytes_are_those_of_the_cache(widths):
 def test_a_cache_counts_levels_once_and_whole_tokens_for_each_sequence():
     layer = LayerShape(4, 2, 8, 8, packed=packed_of([4] * 32))
     assert layer.token_bytes(2) == 17
-    assert layer.cache_bytes(10, 3, 2) == 4 * 32 + 48 + 3 * (10 * 17 + 32 * 2)
+    assert layer.cache_bytes(32, 3, 2) == 4 * 32 + 48 + 3 * (32 * 17 + 32 * 2)
+    assert layer.cache_bytes(42, 3, 2) == 4 * 32 + 48 + 3 * (32 * 17 + 11 * 32 * 2)  # ten wait to be packed
     assert layer.cache_bytes(0, 1, 2) == 4 * 32 + 48

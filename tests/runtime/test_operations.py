@@ -30,8 +30,15 @@ class Plain:
 
     def __init__(self, spec):
         self.spec, self.codes = spec, spec.layers[0]
-        self.keys = self.values = torch.zeros(2, 2, 0, 8)
-        self.length = 0
+        self.parts = tuple(torch.zeros(2, 2, 0, 8) for _ in range(4))  # keys and values as given and as rounded
+        self.length = self.packed = 0
+
+    @property
+    def keys_and_values(self):
+        """Rounded as far as they are packed."""
+        given, rounded = self.parts[:2], self.parts[2:]
+        pairs = zip(given, rounded)
+        return [torch.cat((r[:, :, : self.packed], g[:, :, self.packed :]), dim=2) for g, r in pairs]
 
     def update(self, keys, values):
         frequencies = MODEL.model.rotary_emb.inv_freq
@@ -44,21 +51,23 @@ class Plain:
             return torch.cat((pairs.real, pairs.imag), dim=-1)
 
         before = turned(keys, turn.conj()).transpose(1, 2)
-        stored = codes.round_keys(before).transpose(1, 2)
-        stored = torch.cat((keys[:, :, :whole], turned(stored, turn)[:, :, whole:]), dim=2)
-        back = codes.round_values(values.transpose(1, 2))
-        back = torch.cat((values[:, :, :whole], back.transpose(1, 2)[:, :, whole:]), dim=2)
-        self.keys = torch.cat((self.keys, stored), dim=2) if self.length else stored
-        self.values = torch.cat((self.values, back), dim=2) if self.length else back
-        self.length = self.keys.shape[2]
+        stored = turned(codes.round_keys(before).transpose(1, 2), turn)
+        stored = torch.cat((keys[:, :, :whole], stored[:, :, whole:]), dim=2)
+        back = codes.round_values(values.transpose(1, 2)).transpose(1, 2)
+        back = torch.cat((values[:, :, :whole], back[:, :, whole:]), dim=2)
+        new = keys, values, stored, back
+        self.parts = tuple(torch.cat(both, dim=2) for both in zip(self.parts, new)) if self.length else new
+        self.length = self.parts[0].shape[2]
+        self.packed = max(self.packed, self.length // 16 * 16)
 
     def rearrange(self, change):
         if self.length:
-            self.keys, self.values = change(self.keys), change(self.values)
+            self.parts = tuple(map(change, self.parts))
 
     def crop(self, count):
         self.length = max(self.length - count, 0)
-        self.keys, self.values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        self.packed = min(self.packed, self.length)
+        self.parts = tuple(part[:, :, : self.length] for part in self.parts)
 
 
 def apply(operation, amount, cache, plain, batch, generator):
@@ -109,9 +118,9 @@ def test_any_operations_leave_what_plain_tensors_hold(operations, whole, seed):
             assert cache.get_mask_sizes(3, 0) == (plain.length + 3, 0)
             if plain.length:
                 keys, values = cache.layers[0].unpacked()
-                assert nearly_all_equal(keys, plain.keys) and nearly_all_equal(values, plain.values)
-            codes = spec.layers.values()
-            a_row = plain.length * sum(c.bytes_per_token for c in codes) + min(plain.length, whole) * 3 * 32 * 4
+                assert all(map(nearly_all_equal, (keys, values), plain.keys_and_values))
+            exact = min(plain.length, whole) + plain.length - plain.packed
+            a_row = plain.packed * sum(c.bytes_per_token for c in spec.layers.values()) + exact * 3 * 32 * 4
             assert cache.nbytes == 3 * (4 * 32 + 48) + (batch * a_row if plain.length else 0)
 
 

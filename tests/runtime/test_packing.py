@@ -1,6 +1,7 @@
 """Codes: nearest levels, packed into bytes and back, and the file that says how."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from headwise.runtime.packing import (
     Evening,
     decode,
     encode,
-    level_table,
     one_entry,
     pack,
     read_spec,
@@ -35,6 +35,15 @@ def test_codes_of_any_widths_come_back_from_their_bytes(widths, seed):
     expected = count[8] + -(-count[4] // 2) + -(-count[2] // 4) + -(-count[1] // 8)
     assert packed.shape == (2, max(expected, 1), 5)
     assert torch.equal(unpack(packed, bits), codes)
+
+
+def level_table(bits, levels):
+    """The number that each code of each coordinate stands for; infinite where there is none."""
+    top = (1 << bits.long()).unsqueeze(-1) - 1
+    codes = torch.arange(int(top.max()) + 1)
+    u = (2 * codes - top) / top.clamp(min=1)
+    offset, scale, cubic = levels.float().unsqueeze(-2).unbind(-1)
+    return (offset + scale * (u + cubic * u**3)).masked_fill(codes > top, math.inf)
 
 
 def test_codes_are_those_of_the_nearest_levels():

@@ -20,7 +20,7 @@ from tests.runtime.specs import random_codes
 from tests.tiny import tiny
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-IDS = torch.randint(3, 97, (2, 7), generator=torch.Generator().manual_seed(0))
+IDS = torch.randint(3, 97, (2, 27), generator=torch.Generator().manual_seed(0))
 
 
 def codes_for(model, bits=None):
@@ -50,8 +50,8 @@ def test_generate_takes_the_codes_beside_the_weights(folder):
     spec = codes_for(model)
     plain = model.generate(IDS, past_key_values=PackedCache(model, spec, fused=False), **GREEDY)
     assert torch.equal(result.sequences, plain)
-    expected = sum(c.level_bytes + 2 * 14 * c.bytes_per_token for c in spec.layers.values())
-    expected += sum(2 * 4 * (c.key_bits.numel() + c.value_bits.numel()) for c in spec.layers.values())
+    expected = sum(c.level_bytes + 2 * 32 * c.bytes_per_token for c in spec.layers.values())
+    expected += sum(2 * 3 * 4 * (c.key_bits.numel() + c.value_bits.numel()) for c in spec.layers.values())
     assert result.past_key_values.nbytes == expected
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-from headwise.records.packing import Packed
+from headwise.records.packing import RECENT, Packed
 
 Cache = Literal["tokens", "source", "none"]
 Norm = Literal["none", "shared", "per-head", "affine"]
@@ -144,8 +144,9 @@ class LayerShape:
         """Bytes of the cache of ``batch`` sequences of so many cached ``tokens``."""
         if self.packed is None:
             return self.cached_per_token * bytes_each * tokens * batch
-        whole = min(tokens, self.packed.whole) * self.cached_per_token * bytes_each
-        return self.packed.level_bytes + batch * (tokens * self.packed.bytes_per_token + whole)
+        recent = tokens % RECENT
+        whole = (min(tokens, self.packed.whole) + recent) * self.cached_per_token * bytes_each
+        return self.packed.level_bytes + batch * ((tokens - recent) * self.packed.bytes_per_token + whole)
 
     def cached_tokens(self, context: int, source: int = 0) -> int:
         """Tokens this layer's cache holds after ``context`` tokens; a window keeps one less than it shows."""

@@ -45,7 +45,7 @@ __all__ = [
     "unpack",
     "write_spec",
 ]
-FORMAT, VERSION = "headwise-prefix", "1"
+FORMAT, VERSION = "headwise-prefix", "2"
 CODES = "cache.safetensors"  # beside the weights
 
 
@@ -87,10 +87,10 @@ class PackedCache(Cache):
     layers: list[Any]
     update = torch.compiler.disable(Cache.update)
 
-    def forward_pass(self, past: int, batch: int, tokens: int, positions: Any, mask: Any) -> Pass:
+    def forward_pass(self, past: int, batch: int, tokens: int, packed: int, positions: Any, mask: Any) -> Pass:
         """The `Pass` that all layers of this forward pass share."""
-        if self.current is None or not self.current.is_of(past, batch, tokens, positions, mask):
-            self.current = Pass(self, past, batch, tokens, positions, mask)
+        if self.current is None or not self.current.is_of(past, batch, tokens, packed, positions, mask):
+            self.current = Pass(self, past, batch, tokens, packed, positions, mask)
         return self.current
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -139,10 +139,9 @@ class PackedCache(Cache):
             if type(layer) not in (PackedLayer, DynamicLayer, DynamicSlidingWindowLayer):
                 raise ValueError(f"Layer {number} is a {type(layer).__name__}, which cannot be saved.")
             if layer.get_seq_length():
-                names = (
-                    ("packed", "whole_keys", "whole_values") if isinstance(layer, PackedLayer) else ("keys", "values")
-                )
-                tensors |= {f"{number}.{name}": getattr(layer, name) for name in names}
+                plain = not isinstance(layer, PackedLayer)
+                parts = {"keys": layer.keys, "values": layer.values} if plain else layer.stored
+                tensors |= {f"{number}.{name}": part for name, part in parts.items()}
         metadata = {"format": FORMAT, "version": VERSION, "tokens": str(self.get_seq_length())}
         metadata |= {"fingerprint": self.spec.fingerprint, "codes": self.spec.digest}
         write_bytes(Path(path), save({name: t.contiguous() for name, t in tensors.items()}, one_entry(metadata)))

@@ -188,7 +188,7 @@ def attend(layer, query, scaling, softcap, this):
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
     queries, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
     run, few = plainly, False
-    if layer.length >= COMPILE_FROM and not query.requires_grad:
+    if layer.packed_length >= COMPILE_FROM and not query.requires_grad:
         run, few = compiled, T == 1 and state[2].shape[2] <= FEW_QUERIES
     for block in layer.blocks:
         size = block.shape[-1]
@@ -202,12 +202,9 @@ def attend(layer, query, scaling, softcap, this):
 
 
 def read_whole(softcap, query_BGQK, layer, this):
-    """The state of a softmax after the tokens that are kept whole."""
+    """The state of a softmax after the tokens that are kept whole, first and recent ones."""
     B, G, Q, _ = query_BGQK.shape
-    A, W = layer.codes.value_bits.shape
-    if not layer.whole_keys.shape[2]:
-        highest = query_BGQK.new_full((B, G, Q, 1), HIDDEN)
-        return highest, torch.zeros_like(highest), query_BGQK.new_zeros(B, A, G // A * Q, W)
+    A = len(layer.codes.value_bits)
     logits = query_BGQK @ layer.whole_keys.float().transpose(-1, -2)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap

@@ -1,6 +1,7 @@
-"""One layer of a packed cache: bytes in blocks that grow, first tokens kept whole.
+"""One layer of a packed cache: bytes in blocks that grow; first tokens are kept whole, and the last few for a while.
 
-Self-contained: it travels with a model.
+Self-contained: it travels with a model. New tokens wait, whole, until the sequence is a multiple of 16 long, and are
+packed together: one by one that would take longer than all of their attention.
 
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, P rotary pairs, R bytes a token takes, A
 groups of heads with W value coordinates each, N coordinates of all.
@@ -14,10 +15,9 @@ import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
 from .packed_attention import Reader, read_even, read_loudness
-from .packing import Evening, LayerCodes, Layout, borders, nearest_codes, reading
-from .slots import BLOCK, CHUNK
+from .packing import Evening, LayerCodes, Layout, nearest_codes, reading
+from .slots import BLOCK, CHUNK, RECENT
 
-FEW_TOKENS = 16  # that are coded by searching tables
 AT_ONCE = 512  # tokens that are coded at a time: what is in between stays in the processor's caches
 
 
@@ -44,7 +44,7 @@ class PackedLayer(CacheLayerMixin):
         self.heads, self.key_width = codes.key_bits.shape
         self.value_width = codes.value_bits.numel() // self.heads
         self.blocks: list[torch.Tensor] = []
-        self.length = self.past = 0
+        self.length = self.past = self.packed_length = 0
         self.pending: Any = None
 
     def lazy_initialization(self, key_states, value_states) -> None:
@@ -59,7 +59,7 @@ class PackedLayer(CacheLayerMixin):
         rope, codes = self.cache.rope, self.codes
         self.codes = codes = codes.to(self.device)
         self.bits, self.levels = codes.bits, codes.levels
-        self.borders, self.evening = borders(self.bits, self.levels), Evening(codes.keys, codes.values)
+        self.evening = Evening(codes.keys, codes.values)
         self.to_values = codes.to_values.unflatten(2, (-1, self.value_width)).transpose(1, 2).contiguous()
         self.layout = Layout(codes.stored_bits, self.device)
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
@@ -77,7 +77,7 @@ class PackedLayer(CacheLayerMixin):
         if self.order is not None:
             self.keys_reader = self.keys_reader.ordered(self.order)
         self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
-        room = key_states.shape[0], self.heads, self.cache.spec.whole
+        room = key_states.shape[0], self.heads, self.cache.spec.whole + RECENT
         self.whole_keys = key_states.new_zeros(*room, self.key_width)
         self.whole_values = value_states.new_zeros(*room, self.value_width)
         self.is_initialized = True
@@ -118,33 +118,43 @@ class PackedLayer(CacheLayerMixin):
 
     @written
     def store(self, positions, mask) -> int:
-        """Pack what `update` took; returns how many tokens were there before."""
+        """Take in what `update` was given; returns how many tokens were there before."""
         if self.pending is None:
             return self.past
         (keys, values), self.pending = self.pending, None
         if not self.length:
             self.lazy_initialization(keys, values)
         self.past, tokens = self.length, keys.shape[2]
-        this = self.cache.forward_pass(self.past, keys.shape[0], tokens, positions, mask)
+        self.length += tokens
+        done = max(self.packed_length, self.length // RECENT * RECENT)
+        this = self.cache.forward_pass(self.past, keys.shape[0], tokens, done, positions, mask)
         if self.past < this.whole_ends:
             self._keep_whole(keys, values)
-        for start in range(0, tokens, AT_ONCE):
-            part = slice(start, start + AT_ONCE)
-            unturn = None if this.unturn is None else this.unturn[:, :, part]
-            parts = self._turn(keys[:, :, part].float(), unturn), self.as_coordinates(values[:, :, part].float())
-            beside = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2) - self.evening.offset
-            loud = self.evening.codes(beside)
-            codes = self._codes(beside / self.evening.loudness(loud))
-            self._append(self.layout.pack(torch.cat((codes, loud.transpose(1, 2).to(codes.dtype)), dim=1)))
+        waiting, first = self.past - self.packed_length, self.packed_length
+        if done > first:
+            keys = torch.cat((self._recent(self.whole_keys, waiting), keys), dim=2)
+            values = torch.cat((self._recent(self.whole_values, waiting), values), dim=2)
+            for start in range(first, done, AT_ONCE):
+                stop = min(start + AT_ONCE, done)
+                part = slice(start - first, stop - first)
+                self._pack(keys[:, :, part], values[:, :, part], this.unturn(start, stop))
+            keys, values, waiting = keys[:, :, done - first :], values[:, :, done - first :], 0
+        if keys.shape[2]:
+            self._recent(self.whole_keys, waiting + keys.shape[2])[:, :, waiting:] = keys
+            self._recent(self.whole_values, waiting + keys.shape[2])[:, :, waiting:] = values
         return self.past
 
-    def _codes(self, beside_BTN):
-        """Codes (B, N, T) of the levels nearest to deviations from the offsets."""
-        B, T, N = beside_BTN.shape
-        if B * T > FEW_TOKENS:
-            return nearest_codes(beside_BTN, self.bits, self.levels).to(torch.uint8).transpose(1, 2)
-        codes = torch.searchsorted(self.borders, beside_BTN.view(B * T, N).T.contiguous(), out_int32=True)
-        return codes.to(torch.uint8).view(N, B, T).transpose(0, 1)
+    def _recent(self, whole_BGTC, count):
+        """As many of the tokens that wait to be packed."""
+        first = self.cache.spec.whole
+        return whole_BGTC[:, :, first : first + count]
+
+    def _pack(self, keys, values, unturn) -> None:
+        parts = self._turn(keys.float(), unturn), self.as_coordinates(values.float())
+        beside = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2) - self.evening.offset
+        loud = self.evening.codes(beside)
+        codes = nearest_codes(beside / self.evening.loudness(loud), self.bits, self.levels)
+        self._append(self.layout.pack(torch.cat((codes, loud), dim=2).to(torch.uint8).transpose(1, 2)))
 
     def _turn(self, keys, phases):
         """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (P, B, T)."""
@@ -160,12 +170,13 @@ class PackedLayer(CacheLayerMixin):
         index = self.cache.padding[:, None] + torch.arange(self.cache.spec.whole, device=self.device) - self.past
         fresh = ((index >= 0) & (index < keys.shape[2]))[:, None, :, None]
         index = index.clamp(0, keys.shape[2] - 1)[:, None, :, None]
-        for new, kept in ((keys, self.whole_keys), (values, self.whole_values)):
+        for new, whole in ((keys, self.whole_keys), (values, self.whole_values)):
+            kept = whole[:, :, : self.cache.spec.whole]
             kept.copy_(torch.where(fresh, new.gather(2, index.expand_as(kept)), kept))
 
     def _append(self, packed) -> None:
         while packed.shape[-1]:
-            number, start = divmod(self.length, BLOCK)
+            number, start = divmod(self.packed_length, BLOCK)
             count = min(packed.shape[-1], BLOCK - start)
             room = max(-(-(start + count) // CHUNK), 2) * CHUNK  # compilers treat one of something as special
             if number == len(self.blocks):
@@ -173,13 +184,22 @@ class PackedLayer(CacheLayerMixin):
             elif self.blocks[number].shape[-1] < room:
                 self.blocks[number] = F.pad(self.blocks[number], (0, room - self.blocks[number].shape[-1]))
             self.blocks[number][..., start : start + count] = packed[..., :count]
-            self.length += count
+            self.packed_length += count
             packed = packed[..., count:]
 
     @property
     def packed(self):
         """All bytes (B, R, T)."""
-        return torch.cat(self.blocks, dim=-1)[..., : self.length]
+        if not self.blocks:
+            return torch.zeros(len(self.whole_keys), self.layout.rows, 0, dtype=torch.uint8, device=self.device)
+        return torch.cat(self.blocks, dim=-1)[..., : self.packed_length]
+
+    @property
+    def stored(self) -> dict[str, torch.Tensor]:
+        """What is to be saved of a layer."""
+        used = self.cache.spec.whole + self.length - self.packed_length
+        whole = {"whole_keys": self.whole_keys[:, :, :used], "whole_values": self.whole_values[:, :, :used]}
+        return {"packed": self.packed, **whole}
 
     @written
     def fill(self, packed, whole_keys, whole_values) -> None:
@@ -188,7 +208,9 @@ class PackedLayer(CacheLayerMixin):
         if packed.shape[:2] != (len(whole_keys), self.layout.rows) or packed.dtype != torch.uint8:
             raise ValueError(f"{packed.shape[1]} bytes a token, not {self.layout.rows}")
         self._append(packed)
-        self.whole_keys, self.whole_values = whole_keys, whole_values
+        used = whole_keys.shape[2]
+        self.whole_keys[:, :, :used], self.whole_values[:, :, :used] = whole_keys, whole_values
+        self.length = self.packed_length + used - self.cache.spec.whole
 
     def unpacked(self):
         """All keys (B, G, T, K) and values (B, G, T, V) as the model would have them."""
@@ -204,8 +226,11 @@ class PackedLayer(CacheLayerMixin):
         if self.order is not None:
             keys = keys[..., self.order.argsort()]
         if self.pairs.shape[1]:
-            slots = torch.arange(self.length, device=self.device) - self.cache.ahead[:, None]
+            slots = torch.arange(self.packed_length, device=self.device) - self.cache.ahead[:, None]
             keys = self._turn(keys, rope.phases(slots) * rope.scale)
+        waiting = self.length - self.packed_length
+        keys = torch.cat((keys, self._recent(self.whole_keys, waiting).float()), dim=2)
+        values = torch.cat((values, self._recent(self.whole_values, waiting).float()), dim=2)
         for j in range(self.cache.spec.whole):
             index = self.cache.padding + j
             rows = (index < self.length).nonzero().flatten()
@@ -229,11 +254,13 @@ class PackedLayer(CacheLayerMixin):
         """Forget as many of the last tokens (a negative number), or all but so many (a positive one)."""
         length = self.length + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.length)
         self.length = max(length, 0)
-        del self.blocks[-(-self.length // BLOCK) :]
+        self.packed_length = min(self.packed_length, self.length)
+        del self.blocks[-(-self.packed_length // BLOCK) :]
 
     def reset(self) -> None:
         """Forget everything."""
-        self.blocks, self.length, self.past, self.pending, self.is_initialized = [], 0, 0, None, False
+        self.blocks, self.pending, self.is_initialized = [], None, False
+        self.length = self.past = self.packed_length = 0
 
     @written
     def rearrange(self, change) -> None:
@@ -247,6 +274,7 @@ class PackedLayer(CacheLayerMixin):
         """Bytes of the bits and levels and of what is stored."""
         size = self.codes.level_bytes
         if self.length:
-            whole = min(self.length, self.cache.spec.whole) * self.heads * (self.key_width + self.value_width)
-            size += len(self.blocks[0]) * (self.length * self.layout.rows + whole * self.dtype.itemsize)
+            whole = min(self.length, self.cache.spec.whole) + self.length - self.packed_length
+            token = self.heads * (self.key_width + self.value_width) * self.dtype.itemsize
+            size += len(self.whole_keys) * (self.packed_length * self.layout.rows + whole * token)
         return size

@@ -17,7 +17,6 @@ together (S * W = G * V), N coordinates of a layer (G * K + S * W, keys first), 
 
 import hashlib
 import json
-import math
 import os
 import struct
 from dataclasses import dataclass, fields
@@ -310,15 +309,6 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
     return None
 
 
-def level_table(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """The number that each code of each coordinate stands for (..., largest code + 1); infinite where there is none."""
-    top = (1 << bits.long()).unsqueeze(-1) - 1
-    codes = torch.arange(int(top.max()) + 1 if top.numel() else 1, device=bits.device)
-    u = (2 * codes - top) / top.clamp(min=1)
-    offset, scale, cubic = levels.float().unsqueeze(-2).unbind(-1)
-    return (offset + scale * (u + cubic * u**3)).masked_fill(codes > top, math.inf)
-
-
 class Evening:
     """How deviations of tokens from the mean are divided by how loud they are.
 
@@ -354,7 +344,7 @@ def encode(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.T
 
 
 def nearest_codes(beside: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Codes in float32 of deviations from the offset, by bisection: for many faster than searching `borders`."""
+    """Codes in float32 of deviations from the offset, by bisection."""
     _, scale, cubic = levels.float().unbind(-1)
     y = beside / scale
     count = 2.0 ** bits.float()
@@ -367,12 +357,6 @@ def nearest_codes(beside: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor
         middle = (codes + step) * (2 * half) - first  # u between two codes, and below the level between theirs
         codes = codes + step * (y > middle * (linear + cubic * middle**2))
     return codes
-
-
-def borders(bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Midpoints between neighbouring levels less offset (N, largest code), for bits (N,) and levels (N, 3)."""
-    table = level_table(bits, levels) - levels[:, :1]
-    return ((table[:, 1:] + table[:, :-1]) / 2).contiguous()
 
 
 def decode(codes: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

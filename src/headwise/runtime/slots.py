@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 CHUNK = 256  # slots that share one table of turns
 BLOCK = 4096  # slots of a block; only the last one grows, by chunks
+RECENT = 16  # tokens that are packed together: until then the last ones stay whole
 HIDDEN = -1e30  # a logit that counts for nothing; finite, so that differences of two are no NaN
 
 
@@ -58,8 +59,9 @@ def refuse_changing_rope(model) -> None:
 class Pass:
     """One forward pass: where its tokens are in the sequences, and what of the cache they may read."""
 
-    def __init__(self, cache: Any, past: int, batch: int, tokens: int, positions, mask) -> None:
+    def __init__(self, cache: Any, past: int, batch: int, tokens: int, packed: int, positions, mask) -> None:
         self.cache, self.past, self.tokens, self.positions, self.mask = cache, past, tokens, positions, mask
+        self.packed, self.unturns = packed, {}
         self.device = device = cache.rope.frequencies.device
         slots = torch.arange(past, past + tokens, device=device)
         self.batch, self.biases = batch, {}
@@ -74,16 +76,24 @@ class Pass:
             # A row may have been padding so far: then its first token comes now.
             cache.padding = torch.where(first >= past, first, cache.padding)
         self.whole_ends = int(cache.padding.max()) + cache.spec.whole
-        self.unturn = None
         if cache.rope.frequencies.numel():
             places = slots.expand(batch, -1) if positions is None else positions.to(device).expand(batch, -1)
             self._follow(slots, places, past)
-            self.unturn = cache.rope.as_model(places).conj() / cache.rope.scale
 
-    def is_of(self, past: int, batch: int, tokens: int, positions: Any, mask: Any) -> bool:
+    def is_of(self, past: int, batch: int, tokens: int, packed: int, positions: Any, mask: Any) -> bool:
         """Whether another layer is in the same pass: then it was handed the very same tensors."""
-        same = (self.past, self.batch, self.tokens) == (past, batch, tokens)
+        same = (self.past, self.batch, self.tokens, self.packed) == (past, batch, tokens, packed)
         return same and self.positions is positions and self.mask is mask
+
+    def unturn(self, start: int, stop: int):
+        """Rotations (P, B, stop - start) that undo the model's in some slots; None without RoPE."""
+        rope = self.cache.rope
+        if not rope.frequencies.numel():
+            return None
+        if (start, stop) not in self.unturns:
+            places = torch.arange(start, stop, device=self.device) - self.cache.ahead[:, None]
+            self.unturns[start, stop] = rope.as_model(places).conj() / rope.scale
+        return self.unturns[start, stop]
 
     @cached_property
     def visible(self):
@@ -137,12 +147,16 @@ class Pass:
         length, padding = self.visible.shape[-1], self.cache.padding[:, None]
         index = torch.arange(length, device=self.device)
         whole = (index >= padding) & (index < padding + self.cache.spec.whole)
-        return F.pad(self.visible.masked_fill(whole[:, None], HIDDEN), (0, self.slots - length), value=HIDDEN)
+        elsewhere = whole | (index >= self.packed)
+        return F.pad(self.visible.masked_fill(elsewhere[:, None], HIDDEN), (0, self.slots - length), value=HIDDEN)
 
     @cached_property
     def whole_bias(self):
-        """What is added to the logits of tokens kept whole (B, T, whole)."""
-        index = self.cache.padding[:, None] + torch.arange(self.cache.spec.whole, device=self.device)
-        there = index < self.visible.shape[-1]
-        index = index.clamp(max=self.visible.shape[-1] - 1)[:, None].expand(-1, self.tokens, -1)
-        return self.visible.gather(2, index).masked_fill(~there[:, None], HIDDEN)
+        """What is added to the logits of tokens kept whole, first and recent ones (B, T, whole + RECENT)."""
+        length, padding, whole = self.visible.shape[-1], self.cache.padding[:, None], self.cache.spec.whole
+        first = padding + torch.arange(whole, device=self.device)
+        recent = torch.arange(self.packed, self.packed + RECENT, device=self.device).expand(self.batch, -1)
+        twice = (recent >= padding) & (recent < padding + whole)
+        hidden = torch.cat((first >= length, twice | (recent >= length)), dim=1)
+        index = torch.cat((first, recent), dim=1).clamp(max=length - 1)[:, None].expand(-1, self.tokens, -1)
+        return self.visible.gather(2, index).masked_fill(hidden[:, None], HIDDEN)
