@@ -1,8 +1,8 @@
 """headwise's own packed caches as methods of the benchmark of bits: whole, and with parts of the method left out.
 
 A name is ``headwise@SHARE`` with what is left out or changed before the ``@``: ``headwise-own-basis@0.25``;
-``headwise-healed@0.25`` is healed on 200,000 tokens, reading rounded keys and values as it learns,
-``headwise-healed-briefly@0.25`` on half of them, all layers together.
+``headwise-healed@0.25`` is healed on 200,000 tokens, all layers together, reading rounded keys and values as it learns,
+``headwise-healed-briefly@0.25`` on half of them.
 
     python benchmarks/coordinates.py MODEL --calibration FILE --share 0.27 -o FOLDER
 
@@ -45,7 +45,7 @@ ABLATED = (0.25, 0.125)
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
 HEALED = {
-    "headwise-healed": hw.HealConfig(tokens=200_000),
+    "headwise-healed": hw.HealConfig(tokens=200_000, stage="global", evaluations=5),
     "headwise-healed-briefly": hw.HealConfig(tokens=100_000, stage="global", evaluations=4),
 }
 
