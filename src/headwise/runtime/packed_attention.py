@@ -186,7 +186,9 @@ def attend(layer, query, scaling, softcap, this):
     B, H, T, _ = query.shape
     G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
-    queries, state, start = turned_queries(layer, grouped, this), read_whole(softcap, grouped, layer, this), 0
+    queries, start, groups = turned_queries(layer, grouped, this), 0, len(layer.to_values)
+    first, total, whole_values = read_whole(softcap, grouped, layer, this)
+    state = first, total, grouped.new_zeros(B, groups, H * T // groups, layer.to_values.shape[2])
     run, few = plainly, False
     if layer.packed_length >= COMPILE_FROM and not query.requires_grad:
         run, few = compiled, T == 1 and state[2].shape[2] <= FEW_QUERIES
@@ -196,23 +198,21 @@ def attend(layer, query, scaling, softcap, this):
         reading = layer.turning, layer.key_reading, layer.value_reading
         state = read_tile(run, few, softcap, of_chunks, block, bias, state, *reading)
         start += size
-    _, total, output = state
-    values = layer.as_values(output.unflatten(2, (-1, H // G * T)))
+    highest, total, output = state
+    values = layer.as_values(output.unflatten(2, (-1, H // G * T))) + whole_values * torch.exp(first - highest)
     return (values / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
 
 
 def read_whole(softcap, query_BGQK, layer, this):
-    """The state of a softmax after the tokens that are kept whole, first and recent ones."""
+    """The highest logit, the sum and the weighted values (B, G, Q, V) of a softmax over the tokens kept whole."""
     B, G, Q, _ = query_BGQK.shape
-    A = len(layer.codes.value_bits)
     logits = query_BGQK @ layer.whole_keys.float().transpose(-1, -2)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     logits = (logits.view(B, G, -1, *this.whole_bias.shape[1:]) + this.whole_bias[:, None, None]).view(B, G, Q, -1)
     highest = logits.amax(-1, keepdim=True)
     weights = torch.exp(logits - highest)
-    output = weights.view(B, A, G // A * Q, -1) @ layer.as_coordinates(layer.whole_values.float())
-    return highest, weights.sum(-1, keepdim=True), output
+    return highest, weights.sum(-1, keepdim=True), weights @ layer.whole_values.float()
 
 
 def turned_queries(layer, query_BGQK, this):

@@ -60,7 +60,8 @@ class PackedLayer(CacheLayerMixin):
         self.codes = codes = codes.to(self.device)
         self.bits, self.levels = codes.bits, codes.levels
         self.evening = Evening(codes.keys, codes.values)
-        self.to_values = codes.to_values.unflatten(2, (-1, self.value_width)).transpose(1, 2).contiguous()
+        to_values = codes.value_map.float().mT.unflatten(2, (-1, self.value_width))
+        self.to_values = to_values.transpose(1, 2).contiguous()  # a map for each head
         self.layout = Layout(codes.stored_bits, self.device)
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
         self.same_pairs = self.pairs is None
