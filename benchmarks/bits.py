@@ -76,6 +76,7 @@ class Calibration:
     text: Path | None
     healing: Path | None
     context: int
+    work: Path | None = None  # where measurements are kept for other runs
 
 
 Factory = Callable[[PreTrainedModel, Calibration], Quantiser]
@@ -192,6 +193,7 @@ def arguments(methods: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, required=True, help="to evaluate on")
     parser.add_argument("--calibration", type=Path, help="text for methods that look at some")
     parser.add_argument("--healing", type=Path, help="text for methods that learn from some")
+    parser.add_argument("--work", type=Path, help="folder that keeps what was measured of a model for other runs")
     parser.add_argument("--contexts", default="512,4096", help="tokens of a window, one or several")
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--methods", default=",".join(methods), help="default: %(default)s")
@@ -226,7 +228,7 @@ def measure(args: argparse.Namespace, methods: Mapping[str, Factory]) -> None:
         baseline = Baseline(model, windows_WT) if missing else None
         for name in missing:
             start = time.perf_counter()
-            quantiser = methods[name](model, Calibration(source, args.calibration, args.healing, context))
+            quantiser = methods[name](model, Calibration(source, args.calibration, args.healing, context, args.work))
             scores = {
                 "bits": quantiser.bits,
                 "share": round(quantiser.share(context), 5),

@@ -40,7 +40,7 @@ from headwise.steps.demo import demo_model
 from headwise.tracing import coded, collect
 from headwise.tracing.turns import Turns
 
-SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09)
+SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09, 0.0625)
 ABLATED = (0.25, 0.125)
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
@@ -70,13 +70,13 @@ class Coordinates:
         if codes is None:
             return k_BGTK, v_BGTV
         turns = turns_of(self.model, k_BGTK.shape[2])
-        keys = turns.back(k_BGTK, None).transpose(1, 2)
-        keys = turns.on(codes.round_keys(keys).transpose(1, 2), None)
-        values = codes.round_values(v_BGTV.transpose(1, 2))
+        given = (x.transpose(1, 2) for x in (turns.back(k_BGTK, None), v_BGTV))
+        keys, values = (x.transpose(1, 2) for x in codes.round(*given))
+        keys = turns.on(keys, None)
         whole = self.codes.whole
         return (
             torch.cat((k_BGTK[:, :, :whole], keys[:, :, whole:]), dim=2),
-            torch.cat((v_BGTV[:, :, :whole], values.transpose(1, 2)[:, :, whole:]), dim=2),
+            torch.cat((v_BGTV[:, :, :whole], values[:, :, whole:]), dim=2),
         )
 
     def share(self, tokens: int) -> float:
@@ -94,11 +94,15 @@ def turns_of(model: PreTrainedModel, tokens: int) -> Turns:
 
 
 @functools.cache
-def profile_of(source: str, text: Any, own_basis: bool) -> Profile:
+def profile_of(source: str, text: Any, own_basis: bool, work: Path | None = None) -> Profile:
     """What the model at ``source`` does on the calibration text; ``own_basis``: in the model's own coordinates."""
+    folder = work and work / f"{Path(source).name}-{text.stem}{'-own-basis' * own_basis}"
+    if folder and (folder / "profile.json").exists():
+        return Profile.load(folder)
 
     def identities(layer: Any, sums: Any) -> dict[str, Basis]:
         sizes = {"k": (layer.kv_heads, layer.qk_dim), "v": (layer.value_groups, layer.value_group_width)}
+        sizes["kv"] = (layer.value_groups, layer.joint_group_width)
         eyes = {part: torch.eye(n, dtype=torch.float64).repeat(groups, 1, 1) for part, (groups, n) in sizes.items()}
         return {part: Basis(eye[..., 0], eye, eye) for part, eye in eyes.items()}
 
@@ -107,7 +111,10 @@ def profile_of(source: str, text: Any, own_basis: bool) -> Profile:
     window = min(WINDOW, shape_of(model).max_tokens)
     config = hw.InspectConfig(tokens=TOKENS, context=window, maps=False)
     with mock.patch.object(collect, "coded_bases", bases):
-        return hw.inspect(model, open_tokenizer(source), text=text, config=config, checks=False)
+        profile = hw.inspect(model, open_tokenizer(source), text=text, config=config, checks=False)
+    if folder:
+        profile.save(folder)
+    return profile
 
 
 def felt_alike(profile: Profile) -> Profile:
@@ -122,20 +129,25 @@ def felt_alike(profile: Profile) -> Profile:
 
 
 def packed(
-    share: float, *, own_basis: bool = False, importance: bool = True, widths: tuple[int, ...] | None = None
+    share: float,
+    *,
+    cache: str = "mixed",
+    own_basis: bool = False,
+    importance: bool = True,
+    widths: tuple[int, ...] | None = None,
 ) -> Callable[[PreTrainedModel, Any], Coordinates]:
     """From the dense model and a calibration text to its packed form."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
-        profile = profile_of(calibration.source, calibration.text, own_basis)
+        profile = profile_of(calibration.source, calibration.text, own_basis, calibration.work)
         if not importance:
             profile = felt_alike(profile)
         allowed: Mapping[str, tuple[int, ...]] = dict(options.ALLOWED)
         if widths is not None:
-            allowed = {**allowed, "mixed": widths}
+            allowed = {**allowed, cache: widths}
         budget = Budget("keep_kv", share, calibration.context)
         with mock.patch.object(options, "ALLOWED", allowed):
-            plan = plan_for(profile, budget, cache="mixed")
+            plan = plan_for(profile, budget, cache=cache)
         reduced = reduce_model(model, plan, profile.tensors)
         if reduced.codes is None:
             raise RuntimeError("The plan does not round the cache.")
@@ -144,19 +156,18 @@ def packed(
     return build
 
 
-def compressed(model: PreTrainedModel, source: str, text: Any, share: float, context: int) -> PreTrainedModel:
-    """The model at ``source`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
-    profile = profile_of(source, text, False)
-    plan = plan_for(profile, Budget("keep_kv", share, context), cache="mixed")
-    return hw.compress(model, plan, profile)
+def compressed(model: PreTrainedModel, profile: Profile, share: float, context: int, cache: str) -> PreTrainedModel:
+    """``model`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
+    return hw.compress(model, plan_for(profile, Budget("keep_kv", share, context), cache=cache), profile)
 
 
-def healed(share: float, config: hw.HealConfig) -> Callable[[PreTrainedModel, Any], Coordinates]:
+def healed(share: float, config: hw.HealConfig, cache: str = "mixed") -> Callable[[PreTrainedModel, Any], Coordinates]:
     """From the dense model, a calibration text and one to heal on to its packed form, healed."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
         tokenizer = open_tokenizer(calibration.source)
-        small = compressed(model, calibration.source, calibration.text, share, calibration.context)
+        profile = profile_of(calibration.source, calibration.text, False, calibration.work)
+        small = compressed(model, profile, share, calibration.context, cache)
         own = replace(config, context=calibration.context)
         small = hw.heal(small, teacher=model, tokenizer=tokenizer, text=calibration.healing, config=own)
         return Coordinates(small, codes_of(small), lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
@@ -166,9 +177,11 @@ def healed(share: float, config: hw.HealConfig) -> Callable[[PreTrainedModel, An
 
 OURS = {
     **{f"headwise@{share}": packed(share) for share in SHARES},
+    **{f"headwise-latent@{share}": packed(share, cache="latent") for share in SHARES},
     **{f"headwise-own-basis@{share}": packed(share, own_basis=True) for share in ABLATED},
     **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
     **{f"{name}@{share}": healed(share, config) for name, config in HEALED.items() for share in SHARES},
+    **{f"headwise-latent-healed@{share}": healed(share, HEALED["headwise-healed"], "latent") for share in SHARES},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 
@@ -178,10 +191,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--share", type=float, default=0.27)
+    parser.add_argument("--cache", choices=("mixed", "latent"), default="mixed")
+    parser.add_argument("--work", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
     source = str(demo_model()) if args.model == "smollm2" else args.model
-    small = compressed(open_model(source).float(), source, args.calibration, args.share, WINDOW)
+    profile = profile_of(source, args.calibration, False, args.work)
+    small = compressed(open_model(source).float(), profile, args.share, WINDOW, args.cache)
     hw.save(small, args.output, tokenizer=open_tokenizer(source))
 
 

@@ -40,8 +40,9 @@ def layer_kinds(layer: LayerShape) -> Kinds:
 
 def code_kinds(layer: LayerShape) -> Kinds:
     """The tensors that a profile also holds of a layer whose cache can be packed."""
-    G, K, A, W = layer.kv_heads, layer.qk_dim, layer.value_groups, layer.value_group_width
+    G, K, A, W, R = layer.kv_heads, layer.qk_dim, layer.value_groups, layer.value_group_width, layer.joint_group_width
     shapes = {"k_code_directions": (G, K, K), "k_code_duals": (G, K, K), "v_code_map": (A, W, W)}
+    shapes["kv_code_map"] = (A, R, R)
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 

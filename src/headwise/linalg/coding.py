@@ -8,6 +8,8 @@ are heavy-tailed: a few tokens would decide unless they are clipped and the metr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,13 +30,15 @@ def clipped(gradient_NGC: Tensor) -> Tensor:
     return gradient_NGC * (longest_G / length_NG.clamp(min=torch.finfo(length_NG.dtype).tiny)).clamp(max=1)[..., None]
 
 
-def coding_basis(source_NRR: Tensor, metric_NRR: Tensor) -> Basis:
-    """The basis to round in, most important coordinate first: all have the same variance."""
-    R = source_NRR.shape[-1]
-    eye = torch.eye(R, dtype=torch.float64)
+def coding_basis(source_NRR: Tensor, metric_NRR: Tensor, sizes: Sequence[int] = ()) -> Basis:
+    """The basis to round in, most important coordinate first: all have the same variance.
+
+    Where R is several parts of other units (keys and values), each of its own ``sizes`` is shrunk towards its own mean.
+    """
     source, metric = source_NRR.double(), metric_NRR.double()
-    root, inverse = moment_root(metric + (ROUND * _mean(metric) + torch.finfo(torch.float64).tiny) * eye)
-    values, vectors = torch.linalg.eigh(root @ (source + SMALL * _mean(source) * eye) @ root)
+    tiny = torch.finfo(torch.float64).tiny
+    root, inverse = moment_root(metric + torch.diag_embed(ROUND * _means(metric, sizes) + tiny))
+    values, vectors = torch.linalg.eigh(root @ (source + torch.diag_embed(SMALL * _means(source, sizes))) @ root)
     values, vectors = values.flip(-1).clamp(min=torch.finfo(torch.float64).tiny), vectors.flip(-1)
     scale = values.sqrt()[..., None, :]
     return Basis(scale[..., 0, :], inverse @ vectors * scale, root @ vectors / scale)
@@ -105,5 +109,7 @@ def level_places(bits: int) -> Tensor:
     return (2 * torch.arange(last + 1, dtype=torch.float32) - last) / max(1, last)
 
 
-def _mean(moment_NRR: Tensor) -> Tensor:
-    return moment_NRR.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+def _means(moment_NRR: Tensor, sizes: Sequence[int]) -> Tensor:
+    """For each coordinate the mean diagonal element of its part, (N, R)."""
+    parts = moment_NRR.diagonal(dim1=-2, dim2=-1).split(list(sizes) or moment_NRR.shape[-1], dim=-1)
+    return torch.cat([part.mean(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)

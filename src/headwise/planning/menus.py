@@ -21,7 +21,7 @@ class MenuRequest:
     """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, layers to leave alone.
 
     ``cost`` counts a layer with its block as it would be (None: dropped); only differences between the options of one
-    menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "int8", "int4" or "none".
+    menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or "none".
     """
 
     profile: Profile

@@ -55,6 +55,13 @@ class Change(ABC):
         """What the config of a reduced model says of this change, under its kind, for whoever runs the layer."""
         return {}
 
+    def code_bits(self, layer: LayerShape) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Where the cache of ``layer`` is rounded: bits of the coordinates of keys and of values, digits in rows.
+
+        Coordinates of values that stand for keys too leave a key/value head no keys of its own.
+        """
+        return None
+
     def kept_pairs(self) -> Pairs | None:
         """The RoPE pairs that each key/value head keeps, where this change names them."""
         return None
@@ -92,6 +99,13 @@ def read_change(row: Reader) -> Change:
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return change.read(Reader({name: value for name, value in row.content.items() if name != "kind"}, row.where))
+
+
+def check_packable(layer: LayerShape, where: str) -> None:
+    """Raise where the cache of ``layer`` cannot be packed."""
+    check_not_latent(layer, where)
+    if not layer.heads or layer.cache != "tokens" or layer.window is not None:
+        raise InputError(f"{where}: only layers that cache the keys and values of every token can be packed.")
 
 
 def check_not_latent(layer: LayerShape, where: str) -> None:

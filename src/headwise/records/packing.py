@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 
 WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)  # bits of a coordinate; two fields at most, so no 7
@@ -32,17 +33,23 @@ class Packed:
         return cls(*(row.integer(item.name, least=0) for item in fields(cls)))
 
 
+def check_digits(name: str, rows: Iterable[str], where: str) -> None:
+    """Raise an `InputError` that begins with ``where`` if ``rows`` are not bits of coordinates."""
+    if not set("".join(rows)) <= {str(width) for width in WIDTHS}:
+        raise InputError(f"{where}: {name} must be digits out of {''.join(map(str, WIDTHS))}.")
+
+
 def packed_bytes(counts: Iterable[int]) -> int:
     """Bytes of one token with so many fields of 8, 4, 2 and 1 bits."""
     return sum(-(-count * field // 8) for count, field in zip(counts, FIELDS, strict=True))
 
 
-def packed_of(widths: Iterable[int], whole: int = 1) -> Packed:
-    """What the cache of a layer takes whose coordinates have these ``widths``."""
+def packed_of(widths: Iterable[int], loud: int = 2, whole: int = 1) -> Packed:
+    """What the cache of a layer takes whose coordinates have these ``widths``, and tokens so many kinds of loudness."""
     counts, coordinates = [0] * len(FIELDS), 0
     for bits in widths:
         coordinates += 1
         for place, field in enumerate(FIELDS):
             counts[place] += bool(bits & field)
-    counts[FIELDS.index(LOUD_BITS)] += 2
+    counts[FIELDS.index(LOUD_BITS)] += loud
     return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + LAYER_BYTES, whole)

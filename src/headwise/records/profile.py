@@ -163,9 +163,14 @@ QUANTITIES: dict[str, Quantity] = {
         "The same for values, in the coordinates that a group of key/value heads shares and in which they are rounded, "
         "dearest first.",
     ),
+    "kv_bit_damage": Quantity(
+        ("value group", "joint coordinate"),
+        "The same for keys before RoPE and values together, in the coordinates that both of a group share in a joint "
+        "latent, dearest first.",
+    ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
-CACHED = ("k_bit_damage", "v_bit_damage")  # of layers whose cache can be packed
+CACHED = ("k_bit_damage", "v_bit_damage", "kv_bit_damage")  # of layers whose cache can be packed
 SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
 HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
 
@@ -221,6 +226,7 @@ class LayerProfile:
             "coordinate": full,
             "value group": layer.value_groups,
             "value coordinate": layer.value_group_width,
+            "joint coordinate": layer.joint_group_width,
             "dim": full + 1,
         }
         return lengths.get(axis)

@@ -15,7 +15,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
-Rounding = Literal["mixed", "int8", "int4", "none"]
+Rounding = Literal["mixed", "latent", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
 
@@ -124,8 +124,9 @@ class PlanConfig:
     uniform: bool = option(False, "One width and one set of RoPE pairs for all layers, for stock formats.", "--uniform")
     cache: Rounding = option(
         "mixed",
-        "How the KV cache may be rounded: mixed gives each coordinate its own bits, int8 and int4 one width or none, "
-        "none leaves it in the model's precision.",
+        "How the KV cache may be rounded: mixed gives each coordinate its own bits; latent also stores one latent for "
+        "keys and values together: smallest, but keys are made anew for every token; int8 and int4 know one width or "
+        "none; none leaves it in the model's precision.",
     )
 
 

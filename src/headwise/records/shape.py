@@ -128,6 +128,11 @@ class LayerShape:
         return self.kv_heads * self.v_dim // self.value_groups if self.heads else 0
 
     @property
+    def joint_group_width(self) -> int:
+        """Coordinates of the keys and values of such a group together."""
+        return self.kv_heads * (self.qk_dim + self.v_dim) // self.value_groups if self.heads else 0
+
+    @property
     def cached_per_token(self) -> int:
         """Numbers the KV cache keeps for one token of this layer."""
         if self.cache == "none" or not self.heads:

@@ -21,7 +21,12 @@ from headwise.planning.menus import MenuItem, MenuRequest
 from headwise.records.change import Change, forget, know
 from headwise.records.shape import LayerShape
 
-BUILT_IN = ("headwise.reduction.widths", "headwise.reduction.removal", "headwise.reduction.bits")
+BUILT_IN = (
+    "headwise.reduction.widths",
+    "headwise.reduction.removal",
+    "headwise.reduction.bits",
+    "headwise.reduction.latent",
+)
 
 
 @dataclass(frozen=True, slots=True)

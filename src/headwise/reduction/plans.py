@@ -29,7 +29,8 @@ def plan_for(
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
     one set of RoPE pairs, as stock formats want it. ``cache`` says how the KV cache may be rounded: "mixed" gives each
-    coordinate bits of its own, "int8" and "int4" one width or none, "none" leaves it as it is.
+    coordinate bits of its own, "latent" also offers latents of which keys are made anew, "int8" and "int4" one width or
+    none, "none" leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.limit(profile.shape)  # says what is wrong with the budget before anything is computed
@@ -45,7 +46,7 @@ def plan_for(
         facts["protect"] = sorted(protect)
     if uniform:
         facts["uniform"] = True
-    if any(change.kind == "bits" for changes in layers for change in changes):
+    if any(change.code_bits(layer) for layer, changes in zip(profile.shape.layers, layers) for change in changes):
         facts["cache"] = cache
     return planned(profile, budget, layers, predicted_losses(profile, layers), **facts)
 

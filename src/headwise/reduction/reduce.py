@@ -16,8 +16,8 @@ from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
 from headwise.records.plan import Plan
 from headwise.reduction.apply import Method
-from headwise.reduction.bits.levels import bits_of, fit_cache
 from headwise.reduction.build import Format, build_reduced, settle_plan
+from headwise.reduction.levels import fit_cache, rounds_cache
 from headwise.reduction.widths.refit import Piece, refit_model
 from headwise.runtime.cache import CacheSpec
 from headwise.tracing.fisher import Distance, measure_distance
@@ -65,7 +65,7 @@ def reduce_model(
     if refit and any(not change.exact for changes in plan.layers for change in changes):
         reduced = _refit(model, reduced, tensors, refit, progress)
     codes = None
-    if any(bits_of(plan)):
+    if rounds_cache(plan):
         if not tensors:
             raise InputError("Rounding the cache needs the text of a profile; name its folder with `profile`.")
         codes = fit_cache(built, plan, tensors, profiled_batches(tensors, INPUTS), progress=progress)

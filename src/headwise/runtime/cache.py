@@ -1,6 +1,6 @@
 """A KV cache of packed numbers for the models of transformers.
 
-Self-contained, with packing.py, slots.py, packed_layer.py and packed_attention.py beside it: it travels with a model.
+Self-contained, with the files that it imports from beside it: it travels with a model.
 
     cache = PackedCache(model, read_spec("folder/cache.safetensors"))
     model.generate(..., past_key_values=cache)
@@ -15,6 +15,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import cached_file
 
+from .joint_layer import JointLayer
 from .packed_attention import use_packed_attention
 from .packed_layer import PackedLayer
 from .packing import (
@@ -27,6 +28,7 @@ from .packing import (
     read_spec,
     read_tensors,
     storable,
+    together,
     unpack,
     write_bytes,
     write_spec,
@@ -42,6 +44,7 @@ __all__ = [
     "pack",
     "read_spec",
     "storable",
+    "together",
     "unpack",
     "write_spec",
 ]
@@ -79,7 +82,7 @@ class PackedCache(Cache):
             turned = 2 * len(self.rope.frequencies) if pairs.get(number) is None else spec.rotary
             if turned != spec.rotary:
                 raise ValueError(f"The codes are for RoPE on {spec.rotary} coordinates; {name} turns {turned}.")
-            layers[number] = PackedLayer(self, codes, pairs.get(number))
+            layers[number] = (JointLayer if codes.joint else PackedLayer)(self, codes, pairs.get(number))
         if fused:
             use_packed_attention(model)
         super().__init__(layers=layers)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .slots import CHUNK, HIDDEN
+from .slots import CHUNK
 
 COMPILE_FROM = 1024  # slots; below, compiling takes longer than it saves
 FEW_QUERIES = 12  # of one group of heads; with more, matrix products win
@@ -48,6 +48,11 @@ class Reader:
     loud_mask: torch.Tensor  # (1,) bits of it
     loud_step: torch.Tensor  # (1,) what they add to its root
     loud_low: torch.Tensor  # (1,) its root at code 0
+
+    def taken(self, places):
+        """The same of some coordinates of each group: ``places`` (A, L)."""
+        both = {name: getattr(self, name).gather(2, places.expand(2, -1, -1)) for name in ("rows", "masks", "steps")}
+        return replace(self, **both, **{n: getattr(self, n).gather(1, places) for n in ("scale", "bent", "offset")})
 
     def ordered(self, order):
         """The same with coordinates in another ``order``."""
@@ -93,15 +98,16 @@ def key_logits(few, query_BGQKC, packed_BRCS, turning, keys):
     loudness = read_loudness(packed_BRCS, *keys[6:]).unsqueeze(1)
     parts = in_parts(turning[-1])
     read = (read_even(packed_BRCS, *keys[:5], part=part) * loudness + keys[5][:, part, None, None] for part in parts)
-    turned_keys = turned(read, *turning)
-    if few:
-        return few_products(query_BGQKC, turned_keys, parts)
-    query_BGCQK = query_BGQKC.permute(0, 1, 4, 2, 3)
-    return (query_BGCQK @ torch.cat(turned_keys, dim=2).transpose(2, 3)).transpose(2, 3)
+    return products(few, query_BGQKC, turned(read, *turning), parts)
 
 
-def few_products(query_BGQKC, keys, parts):
-    """Products (B, G, Q, C, 256) as sums, which a compiler turns into one loop that reads bytes and writes logits."""
+def products(few, query_BGQKC, keys, parts):
+    """Logits (B, G, Q, C, 256) of keys in parts.
+
+    Few of them as sums, which a compiler turns into one loop that reads bytes and writes logits.
+    """
+    if not few:
+        return (query_BGQKC.permute(0, 1, 4, 2, 3) @ torch.cat(keys, dim=2).transpose(2, 3)).transpose(2, 3)
     logits = []
     for query in query_BGQKC.unsqueeze(-1).unbind(2):
         first, second, rest = (query[:, :, part] * key for part, key in zip(parts, keys))
@@ -124,14 +130,20 @@ def weigh_tile(few, softcap, query_BGQKC, packed_BRCS, bias_BTCS, highest, total
     are. Slots stay in chunks throughout: a compiler makes slow loops of two shapes.
     """
     logits = key_logits(few, query_BGQKC, packed_BRCS, turning, keys)
+    *state, weights = weigh(logits, softcap, bias_BTCS, highest, total)
+    return *state, weights * read_loudness(packed_BRCS, *loud).unsqueeze(1)
+
+
+def weigh(logits_BGQCS, softcap, bias_BTCS, highest, total):
+    """The same for logits: highest, sum, how much earlier sums fade, the tile's own sum, weights."""
     if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
+        logits_BGQCS = torch.tanh(logits_BGQCS / softcap) * softcap
     T = bias_BTCS.shape[1]
-    logits = (logits.unflatten(2, (-1, T)) + bias_BTCS[:, None, None]).flatten(2, 3)
-    new = torch.maximum(highest, logits.amax((-2, -1)).unsqueeze(-1))
-    weights, fade = torch.exp(logits - new.unsqueeze(-1)), torch.exp(highest - new)
+    logits_BGQCS = (logits_BGQCS.unflatten(2, (-1, T)) + bias_BTCS[:, None, None]).flatten(2, 3)
+    new = torch.maximum(highest, logits_BGQCS.amax((-2, -1)).unsqueeze(-1))
+    weights, fade = torch.exp(logits_BGQCS - new.unsqueeze(-1)), torch.exp(highest - new)
     sums = weights.sum((-2, -1)).unsqueeze(-1)
-    return new, total * fade + sums, fade, sums, weights * read_loudness(packed_BRCS, *loud).unsqueeze(1)
+    return new, total * fade + sums, fade, sums, weights
 
 
 def sum_tile(few, loud_weights, packed_BRS, output, fade, sums, values):
@@ -186,20 +198,20 @@ def attend(layer, query, scaling, softcap, this):
     B, H, T, _ = query.shape
     G = layer.heads
     grouped = query.float().mul(scaling).reshape(B, G, H // G * T, -1)
-    queries, start, groups = turned_queries(layer, grouped, this), 0, len(layer.to_values)
-    first, total, whole_values = read_whole(softcap, grouped, layer, this)
-    state = first, total, grouped.new_zeros(B, groups, H * T // groups, layer.to_values.shape[2])
+    queries, start = turned_queries(layer, grouped, this), 0
+    first, whole_total, whole_values = read_whole(softcap, grouped, layer, this)
+    state = first, whole_total, layer.no_sums(grouped)
     run, few = plainly, False
     if layer.packed_length >= COMPILE_FROM and not query.requires_grad:
         run, few = compiled, T == 1 and state[2].shape[2] <= FEW_QUERIES
     for block in layer.blocks:
         size = block.shape[-1]
         of_chunks, bias = queries(start, size), this.bias(start, size)
-        reading = layer.turning, layer.key_reading, layer.value_reading
-        state = read_tile(run, few, softcap, of_chunks, block, bias, state, *reading)
+        state = layer.read(run, few, softcap, of_chunks, block, bias, state)
         start += size
     highest, total, output = state
-    values = layer.as_values(output.unflatten(2, (-1, H // G * T))) + whole_values * torch.exp(first - highest)
+    fade = torch.exp(first - highest)
+    values = layer.summed_values(output, total - whole_total * fade) + whole_values * fade
     return (values / total).view(B, H, T, -1).transpose(1, 2).to(query.dtype).contiguous()
 
 

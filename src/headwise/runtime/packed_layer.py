@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import CacheLayerMixin
 
-from .packed_attention import Reader, read_even, read_loudness
+from .packed_attention import Reader, read_even, read_loudness, read_tile
 from .packing import Evening, LayerCodes, Layout, nearest_codes, reading
 from .slots import BLOCK, CHUNK, RECENT
 
@@ -42,7 +42,7 @@ class PackedLayer(CacheLayerMixin):
         super().__init__()
         self.cache, self.codes, self.pairs = cache, codes, pairs
         self.heads, self.key_width = codes.key_bits.shape
-        self.value_width = codes.value_bits.numel() // self.heads
+        self.value_width = codes.value_bits.numel() // self.heads  # of a joint latent: of keys and values together
         self.blocks: list[torch.Tensor] = []
         self.length = self.past = self.packed_length = 0
         self.pending: Any = None
@@ -50,6 +50,7 @@ class PackedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states) -> None:
         """Lay out bytes for keys and values like these."""
         shapes = [tuple(t.shape[i] for i in (1, 3)) for t in (key_states, value_states)]
+        self._expect(*(width for _, width in shapes))
         if shapes != [(self.heads, self.key_width), (self.heads, self.value_width)]:
             raise ValueError(
                 f"The codes are for {self.heads} heads of {self.key_width} and {self.value_width} coordinates; "
@@ -59,9 +60,7 @@ class PackedLayer(CacheLayerMixin):
         rope, codes = self.cache.rope, self.codes
         self.codes = codes = codes.to(self.device)
         self.bits, self.levels = codes.bits, codes.levels
-        self.evening = Evening(codes.keys, codes.values)
-        to_values = codes.value_map.float().mT.unflatten(2, (-1, self.value_width))
-        self.to_values = to_values.transpose(1, 2).contiguous()  # a map for each head
+        self.evening = Evening(*codes.parts)
         self.layout = Layout(codes.stored_bits, self.device)
         pairs = torch.arange(len(rope.frequencies)) if self.pairs is None else self.pairs
         self.same_pairs = self.pairs is None
@@ -71,17 +70,26 @@ class PackedLayer(CacheLayerMixin):
         if self.cache.spec.interleaved:
             turned = torch.arange(2 * self.pairs.shape[1]).view(-1, 2).T.flatten()
             self.order = torch.cat((turned, torch.arange(len(turned), self.key_width))).to(self.device)
-        sizes = codes.key_bits.numel(), codes.value_bits.numel(), 1, 1
-        keys, values, *loud = zip(*(field.split(sizes, dim=1) for field in self.layout.fields))
-        self.keys_reader = self._reader(keys, loud[0], *codes.keys)
-        self.values_reader = self._reader(values, loud[1], *codes.values)
-        if self.order is not None:
-            self.keys_reader = self.keys_reader.ordered(self.order)
-        self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
+        self._prepare_reading()
         room = key_states.shape[0], self.heads, self.cache.spec.whole + RECENT
         self.whole_keys = key_states.new_zeros(*room, self.key_width)
         self.whole_values = value_states.new_zeros(*room, self.value_width)
         self.is_initialized = True
+
+    def _expect(self, key_width, value_width) -> None:
+        """Learn from what comes first what the codes do not say."""
+
+    def _prepare_reading(self) -> None:
+        """Lay out where codes are and what makes numbers of them."""
+        to_values = self.codes.value_map.float().mT.unflatten(2, (-1, self.value_width))
+        self.to_values = to_values.transpose(1, 2).contiguous()  # a map for each head
+        sizes = self.codes.key_bits.numel(), self.codes.value_bits.numel(), 1, 1
+        keys, values, *loud = zip(*(field.split(sizes, dim=1) for field in self.layout.fields))
+        self.keys_reader = self._reader(keys, loud[0], *self.codes.keys)
+        self.values_reader = self._reader(values, loud[1], *self.codes.values)
+        if self.order is not None:
+            self.keys_reader = self.keys_reader.ordered(self.order)
+        self.key_reading, self.value_reading = (tuple(vars(r).values()) for r in (self.keys_reader, self.values_reader))
 
     def picked(self, table_P):
         """Rows of a table (P, ...) for the pairs of each head (G, P, ...), or of all heads (1, P, ...)."""
@@ -94,10 +102,11 @@ class PackedLayer(CacheLayerMixin):
         low, loud_step, _ = loudness.float()
         return Reader(rows, masks, worth * step, scale, bent, offset, row, mask, times * loud_step, low[None])
 
-    def as_coordinates(self, values):
-        """Values (B, G, T, V) as coordinates of groups (B, A, T, W)."""
-        together = values.unflatten(1, (len(self.to_values), -1)).transpose(2, 3).flatten(3)
-        return together @ self.codes.to_coordinates
+    def as_coordinates(self, keys, values):
+        """What is coded of keys and values (B, G, T, C): a row (B, T, N)."""
+        grouped = values.unflatten(1, (len(self.to_values), -1)).transpose(2, 3).flatten(3)
+        parts = keys, grouped @ self.codes.to_coordinates
+        return torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2)
 
     def as_values(self, coordinates):
         """Values (B, G, T, V) of coordinates (B, A, heads of a group, T, W), or (B, A, 1, T, W) for all of them."""
@@ -151,8 +160,7 @@ class PackedLayer(CacheLayerMixin):
         return whole_BGTC[:, :, first : first + count]
 
     def _pack(self, keys, values, unturn) -> None:
-        parts = self._turn(keys.float(), unturn), self.as_coordinates(values.float())
-        beside = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2) - self.evening.offset
+        beside = self.as_coordinates(self._turn(keys.float(), unturn), values.float()) - self.evening.offset
         loud = self.evening.codes(beside)
         codes = nearest_codes(beside / self.evening.loudness(loud), self.bits, self.levels)
         self._append(self.layout.pack(torch.cat((codes, loud), dim=2).to(torch.uint8).transpose(1, 2)))
@@ -213,8 +221,23 @@ class PackedLayer(CacheLayerMixin):
         self.whole_keys[:, :, :used], self.whole_values[:, :, :used] = whole_keys, whole_values
         self.length = self.packed_length + used - self.cache.spec.whole
 
-    def unpacked(self):
-        """All keys (B, G, T, K) and values (B, G, T, V) as the model would have them."""
+    def read(self, run, few, softcap, query, block, bias, state):
+        """The state of a softmax after one more block."""
+        return read_tile(
+            run, few, softcap, query, block, bias, state, self.turning, self.key_reading, self.value_reading
+        )
+
+    def no_sums(self, query):
+        """Weighted sums of nothing, for queries (B, G, Q, K)."""
+        groups, width = self.to_values.shape[0], self.to_values.shape[2]
+        return query.new_zeros(len(query), groups, self.heads // groups * query.shape[2], width)
+
+    def summed_values(self, sums, weight):
+        """Values (B, G, Q, V) of weighted sums, whose weights add up to ``weight`` (B, G, Q, 1)."""
+        return self.as_values(sums.unflatten(2, (self.heads // len(self.to_values), -1)))
+
+    def _read_all(self):
+        """Keys before RoPE (B, G, T, K) and values (B, G, T, V) of everything packed."""
         readers, packed = (self.keys_reader, self.values_reader), self.packed
         keys, values = (
             r.offset[..., None]
@@ -222,10 +245,14 @@ class PackedLayer(CacheLayerMixin):
             * read_loudness(packed, r.loud_row, r.loud_mask, r.loud_step, r.loud_low).unsqueeze(1)
             for r in readers
         )
-        keys, rope = keys.transpose(-1, -2), self.cache.rope
-        values = self.as_values(values.transpose(-1, -2).unsqueeze(2))
+        keys = keys.transpose(-1, -2)
         if self.order is not None:
             keys = keys[..., self.order.argsort()]
+        return keys, self.as_values(values.transpose(-1, -2).unsqueeze(2))
+
+    def unpacked(self):
+        """All keys (B, G, T, K) and values (B, G, T, V) as the model would have them."""
+        (keys, values), rope = self._read_all(), self.cache.rope
         if self.pairs.shape[1]:
             slots = torch.arange(self.packed_length, device=self.device) - self.cache.ahead[:, None]
             keys = self._turn(keys, rope.phases(slots) * rope.scale)

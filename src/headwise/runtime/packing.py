@@ -6,13 +6,14 @@ Self-contained: it travels with a model. A coordinate of b bits holds codes c of
 
 Tokens differ in how far all their numbers are from the mean, so each has a loudness for its keys and one for its
 values, in 4 bits each: (low + step * code)^2. Values of a group of heads, side by side, are a linear map of such
-coordinates: heads repeat one another.
+coordinates: heads repeat one another. In a joint latent keys have no coordinates of their own: those of a group stand
+for its keys and its values, keys first, and the map makes both.
 
 A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, the first field holds the upper bits). All fields of one
 size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits of it.
 
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, S groups of heads whose values are W wide
-together (S * W = G * V), N coordinates of a layer (G * K + S * W, keys first), R bytes a token takes.
+together (S * W = G * V, in a joint latent G * (K + V)), N coordinates of a layer (keys first), R bytes a token takes.
 """
 
 import hashlib
@@ -59,7 +60,8 @@ class LayerCodes:
 
     Of keys (G, K) and value coordinates (S, W) each: bits, levels (..., 3), gains (9,) and loudness: low, step, and
     what it is of the root mean square of all deviations in units of their scale. ``value_map`` (S, W, W) makes values
-    of coordinates. Levels must be such as `storable` returns, all else in half precision.
+    of coordinates, of a joint latent (keys (G, 0)) keys and values. Levels must be such as `storable` returns, all else
+    in half precision.
     """
 
     key_bits: torch.Tensor
@@ -71,6 +73,16 @@ class LayerCodes:
     key_loudness: torch.Tensor
     value_loudness: torch.Tensor
     value_map: torch.Tensor
+
+    @property
+    def joint(self) -> bool:
+        """Whether coordinates of groups stand for keys too."""
+        return not self.key_bits.shape[1]
+
+    @property
+    def parts(self) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """What has a loudness of its own: keys and values, or both together."""
+        return (self.values,) if self.joint else (self.keys, self.values)
 
     @property
     def keys(self) -> tuple[torch.Tensor, ...]:
@@ -89,8 +101,8 @@ class LayerCodes:
 
     @property
     def stored_bits(self) -> torch.Tensor:
-        """Bits of everything that is stored of a token: all coordinates, loudness of keys, loudness of values."""
-        return torch.cat((self.bits, self.bits.new_full((2,), LOUD_BITS)))
+        """Bits of everything that is stored of a token: all coordinates, and the loudness of each part."""
+        return torch.cat((self.bits, self.bits.new_full((len(self.parts),), LOUD_BITS)))
 
     @property
     def levels(self) -> torch.Tensor:
@@ -117,21 +129,40 @@ class LayerCodes:
         """What coordinates (..., W) are multiplied with, (S, W, W)."""
         return self.value_map.float().mT.contiguous()
 
-    def round_keys(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys (..., G, K) as they come back from a cache; gradients pass as if nothing had happened."""
-        return round_trip(keys, *self.keys)
+    def round(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys before RoPE (..., G, K) and values (..., G, V) as a cache gives them back.
 
-    def round_values(self, values: torch.Tensor) -> torch.Tensor:
-        """Values (..., G, V) as they come back from a cache; gradients pass as if nothing had happened."""
-        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-            grouped = values.detach().float().flatten(-2).unflatten(-1, self.value_bits.shape).unsqueeze(-2)
+        Gradients pass as if nothing had happened.
+        """
+        if not self.joint:
+            return round_trip(keys, *self.keys), self._round_mapped(values.flatten(-2)).reshape(values.shape)
+        both = together(keys, values, len(self.value_bits))
+        return apart(self._round_mapped(both.flatten(-2)).view(both.shape), *keys.shape[-2:])
+
+    def _round_mapped(self, x: torch.Tensor) -> torch.Tensor:
+        """Numbers of all groups side by side (..., S * W) as their coordinates give them back."""
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            grouped = x.detach().float().unflatten(-1, self.value_bits.shape).unsqueeze(-2)
             rounded = round_trip((grouped @ self.to_coordinates).squeeze(-2), *self.values).unsqueeze(-2)
-            change = (rounded @ self.to_values).reshape(values.shape).to(values.dtype) - values
-        return values + change
+            change = (rounded @ self.to_values).reshape(x.shape).to(x.dtype) - x
+        return x + change
 
     def to(self, device: torch.device | str) -> "LayerCodes":
         """The same on another device."""
         return LayerCodes(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+def together(keys: torch.Tensor, values: torch.Tensor, groups: int) -> torch.Tensor:
+    """Keys and values (..., G, C) side by side, those of a group of heads together: (..., S, W)."""
+    return torch.cat([x.unflatten(-2, (groups, -1)).flatten(-2) for x in (keys, values)], dim=-1)
+
+
+def apart(both: torch.Tensor, heads: int, key_width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values (..., G, C) that `together` made ``both`` of."""
+    size = heads // both.shape[-2]
+    sizes = size * key_width, both.shape[-1] - size * key_width
+    keys, values = (x.unflatten(-1, (size, -1)).flatten(-3, -2) for x in both.split(sizes, dim=-1))
+    return keys, values
 
 
 def level_codes(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -302,7 +333,8 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
     (groups, width), heads = parts["value_bits"].shape, len(parts["key_bits"])
     if parts["value_map"].shape != (groups, width, width):
         return f"value_map {tuple(parts['value_map'].shape)} does not fit {groups} groups of {width} coordinates"
-    if not groups or heads % groups or width % (heads // groups):
+    joint = not parts["key_bits"].shape[1]
+    if not groups or heads % groups or width % (heads // groups) or (joint and width <= heads // groups):
         return f"{groups} groups of {width} value coordinates do not fit {heads} heads"
     if not torch.isfinite(torch.linalg.inv_ex(parts["value_map"].double()).inverse).all():
         return "value_map cannot be inverted"

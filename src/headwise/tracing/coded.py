@@ -16,7 +16,7 @@ from headwise.records.shape import LayerShape, ModelShape
 from headwise.tracing.turns import Turns, turns_alike
 
 WHOLE = 1  # first tokens of a sequence, which a cache keeps whole: they have statistics of their own
-PARTS = ("k", "v")
+PARTS, BOTH = ("k", "v"), "kv"
 
 
 def packable(model: PreTrainedModel, shape: ModelShape) -> list[bool]:
@@ -31,10 +31,9 @@ def can_pack(layer: LayerShape) -> bool:
 
 
 def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
-    """Add means and second moments of keys before RoPE and of values, those of a group of heads together."""
+    """Add means and second moments of keys before RoPE, of values, and of both together."""
     keys = turns.back(attention.k_BGSK.float(), pairs_GP)
-    for name, x_BGSC in zip(PARTS, (keys, attention.v_BGSV.float()), strict=True):
-        x_ANC = _grouped(name, x_BGSC[:, :, WHOLE:].transpose(1, 2).flatten(0, 1), layer)
+    for name, x_ANC in _parts(layer, _tokens(keys), _tokens(attention.v_BGSV.float())).items():
         sums.add(f"cached_{name}_mean", x_ANC.sum(1), x_ANC.shape[1])
         sums.add(f"cached_{name}_moment", x_ANC.mT @ x_ANC, x_ANC.shape[1])
 
@@ -42,29 +41,28 @@ def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns
 def watch_gradients(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
     """Add second moments of the gradients by keys before RoPE and by values, as they come: as they are, and clipped."""
     then = copy.copy(turns)  # gradients come when other turns may be running
+    gradients: dict[str, Tensor] = {}
 
     def add(name: str, gradient_BGSC: Tensor) -> None:
-        g_NGC = gradient_BGSC[:, :, WHOLE:].float().transpose(1, 2).flatten(0, 1)
-        if not len(g_NGC):
+        gradients[name] = _tokens(gradient_BGSC.float())
+        if len(gradients) < len(PARTS) or not len(gradients[name]):
             return
-        for kind, g in (("gradient", g_NGC), ("clipped", clipped(g_NGC))):
-            each_ANC = _grouped(name, g, layer)
-            sums.add(f"cached_{name}_{kind}", each_ANC.mT @ each_ANC, len(g))
+        keys, values = (gradients.pop(part) for part in PARTS)
+        for kind, both in (("gradient", (keys, values)), ("clipped", (clipped(keys), clipped(values)))):
+            for part, g_ANC in _parts(layer, *both).items():
+                sums.add(f"cached_{part}_{kind}", g_ANC.mT @ g_ANC, g_ANC.shape[1])
 
-    def see_keys(gradient: Tensor) -> None:
-        add("k", then.gradient(gradient.float(), pairs_GP))
-
-    attention.k_BGSK.register_hook(see_keys)
+    attention.k_BGSK.register_hook(lambda gradient: add("k", then.gradient(gradient.float(), pairs_GP)))
     attention.v_BGSV.register_hook(lambda gradient: add("v", gradient))
 
 
 def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
-    """In which coordinates keys ("k") and values ("v") are rounded.
+    """In which coordinates keys ("k"), values ("v"), and both together ("kv") are rounded.
 
     Values of a group of heads may be mixed at will, RoPE pairs only be turned, keys behind a norm not be touched at
-    all.
+    all. Together anything goes: keys are made again when they are read.
     """
-    k, v = (_centred(sums, name) for name in PARTS)
+    k, v, kv = (_centred(sums, name) for name in (*PARTS, BOTH))
     keys = torch.eye(layer.qk_dim, dtype=torch.float64).repeat(layer.kv_heads, 1, 1)
     directions, duals = keys.clone(), keys.clone()
     if layer.norm == "none":
@@ -74,18 +72,32 @@ def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
             free = coding_basis(k[:, R:, R:], sums.mean("cached_k_clipped")[:, R:, R:])
             directions[:, R:, R:], duals[:, R:, R:] = free.directions_NRR, free.duals_NRR
     values = torch.ones(layer.kv_heads, layer.qk_dim, dtype=torch.float64)
-    return {"k": Basis(values, directions, duals), "v": coding_basis(v, sums.mean("cached_v_clipped"))}
+    sizes = tuple(width * layer.kv_heads // layer.value_groups for width in (layer.qk_dim, layer.v_dim))
+    return {
+        "k": Basis(values, directions, duals),
+        "v": coding_basis(v, sums.mean("cached_v_clipped")),
+        BOTH: coding_basis(kv, sums.mean(f"cached_{BOTH}_clipped"), sizes),
+    }
 
 
 def importances(bases: dict[str, Basis], sums: Sums) -> dict[str, Tensor]:
-    """What losing each coordinate of keys (heads, K) and values (groups, width) would cost."""
-    return {name: importance(bases[name], _centred(sums, name), sums.mean(f"cached_{name}_gradient")) for name in PARTS}
+    """What losing each coordinate of keys (heads, K), values (groups, width) and both (groups, width) would cost."""
+    return {
+        name: importance(basis, _centred(sums, name), sums.mean(f"cached_{name}_gradient"))
+        for name, basis in bases.items()
+    }
 
 
-def _grouped(name: str, x_NGC: Tensor, layer: LayerShape) -> Tensor:
-    """In double precision keys by heads, values by groups of heads: (groups, tokens, width)."""
-    groups = layer.value_groups if name == "v" else layer.kv_heads
-    return x_NGC.double().flatten(1).unflatten(1, (groups, -1)).transpose(0, 1)
+def _tokens(x_BGSC: Tensor) -> Tensor:
+    """All tokens but the first ones, (tokens, heads, coordinates)."""
+    return x_BGSC[:, :, WHOLE:].transpose(1, 2).flatten(0, 1)
+
+
+def _parts(layer: LayerShape, k_NGK: Tensor, v_NGV: Tensor) -> dict[str, Tensor]:
+    """In double precision keys by heads, values by groups of heads, and both by groups: (groups, tokens, width)."""
+    keys, values = (x.double() for x in (k_NGK, v_NGV))
+    grouped = [x.unflatten(1, (layer.value_groups, -1)).flatten(2).transpose(0, 1) for x in (keys, values)]
+    return {"k": keys.transpose(0, 1), "v": grouped[1], BOTH: torch.cat(grouped, dim=2)}
 
 
 def _centred(sums: Sums, name: str) -> Tensor:

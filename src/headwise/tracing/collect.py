@@ -125,7 +125,7 @@ class Collector:
     def finish(self) -> None:
         """After both passes: the coordinates in which each layer's cache is best rounded."""
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
-            if self.packable[i] and sums.has("cached_k_clipped") and sums.has("cached_v_clipped"):
+            if self.packable[i] and sums.has("cached_kv_clipped"):
                 self.coded[i] = coded_bases(layer, sums)
 
     def _pairs(self, path: str) -> Tensor | None:

@@ -38,8 +38,8 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
             if number not in placed:
                 placed[number] = cache.layers[number].to(k.device)
             codes, pairs = placed[number], getattr(module, "rope_pairs", None)
-            keys = codes.round_keys(turns.back(k.float(), pairs).transpose(1, 2)).transpose(1, 2)
-            values = codes.round_values(v.float().transpose(1, 2)).transpose(1, 2)
+            given = (x.transpose(1, 2) for x in (turns.back(k.float(), pairs), v.float()))
+            keys, values = (x.transpose(1, 2) for x in codes.round(*given))
             first = _first(kwargs.get("position_ids"), k, cache.whole)
             k, v = k.where(first, turns.on(keys, pairs).to(k.dtype)), v.where(first, values.to(v.dtype))
         if k.shape[-1] == v.shape[-1] or getattr(backend, "any_width", False):

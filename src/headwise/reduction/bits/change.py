@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-from headwise.records.change import Change, check_not_latent
-from headwise.records.packing import WIDTHS, packed_of
+from headwise.records.change import Change, check_packable
+from headwise.records.packing import check_digits, packed_of
 from headwise.records.shape import LayerShape
 
 Digits = tuple[str, ...]
@@ -30,33 +30,30 @@ class Bits(Change):
 
     def check(self, layer: LayerShape, where: str) -> None:
         """Raise where ``layer`` caches other coordinates than these, or none."""
-        check_not_latent(layer, where)
-        if not layer.heads or layer.cache != "tokens" or layer.window is not None:
-            raise InputError(f"{where}: only layers that cache the keys and values of every token can be packed.")
+        check_packable(layer, where)
         G, K, V, groups = layer.kv_heads, layer.qk_dim, layer.v_dim, len(self.values)
         if len(self.keys) != G or any(len(row) != K for row in self.keys):
             raise InputError(f"{where}: keys must hold {G} rows of {K} digits.")
         if not groups or G % groups or any(len(row) != G // groups * V for row in self.values):
             raise InputError(f"{where}: values must hold {G} rows of {V} digits, or fewer and longer ones.")
-        for name, digits in (("keys", self.keys), ("values", self.values)):
-            if not set("".join(digits)) <= {str(width) for width in WIDTHS}:
-                raise InputError(f"{where}: {name} must be digits out of {''.join(map(str, WIDTHS))}.")
+        check_digits("keys", self.keys, where)
+        check_digits("values", self.values, where)
 
     def shape(self, layer: LayerShape) -> LayerShape:
         """``layer`` with a packed cache."""
-        return replace(layer, packed=packed_of(self.widths()))
+        return replace(layer, packed=packed_of(int(digit) for row in (*self.keys, *self.values) for digit in row))
 
     def describe(self, layer: LayerShape) -> str:
         """Mean bits of keys and of values."""
         means = (sum(map(int, row)) / len(row) for row in ("".join(self.keys), "".join(self.values)))
         return "keys {:.1f}, values {:.1f} bits".format(*means)
 
+    def code_bits(self, layer: LayerShape) -> tuple[Digits, Digits]:
+        """Of keys and of values."""
+        return self.keys, self.values
+
     @classmethod
     def read(cls, row: Reader) -> Bits:
         """Bits out of a JSON file."""
         row.only("keys", "values")
         return cls(*(row.texts(name) for name in ("keys", "values")))
-
-    def widths(self) -> list[int]:
-        """The bits of all coordinates."""
-        return [int(digit) for row in (*self.keys, *self.values) for digit in row]

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
+from headwise.planning.filling import digit_rows, fillings, rounding_loss
 from headwise.planning.knapsack import Option
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.records.change import Change
-from headwise.records.packing import NOISE, WIDTHS
+from headwise.records.packing import WIDTHS
 from headwise.records.shape import LayerShape
 from headwise.reduction.bits.change import Bits
 
-# An error that shrinks a coordinate for all tokens alike adds up over them, noise does not: of the power e that
-# rounding loses, e^2 is shrinkage, and costs so much more.
-SHRINKAGE = 4.0
-COST = {bits: noise + (SHRINKAGE - 1) * noise**2 for bits, noise in NOISE.items()}
-ALLOWED: Mapping[str, tuple[int, ...]] = {"mixed": WIDTHS, "int8": (0, 8), "int4": (0, 4), "none": ()}
-STEPS = 96  # options of a layer: enough for a smooth curve
-
-Rows = Sequence[Sequence[float]]
+ALLOWED: Mapping[str, tuple[int, ...]] = {
+    "mixed": WIDTHS,
+    "latent": WIDTHS,
+    "int8": (0, 8),
+    "int4": (0, 4),
+    "none": (),
+}
 
 
 def options(request: MenuRequest) -> Iterator[MenuItem]:
-    """For each layer whose cache can be packed its coordinates rounded, finest first.
-
-    Bits go where the next one saves most, so the options of a layer are the steps of reverse water-filling.
-    """
+    """For each layer whose cache can be packed its coordinates rounded, finest first."""
     widths = ALLOWED[request.cache]
     if not widths:
         return
@@ -36,7 +32,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
         values = request.values(number)
         if "k_bit_damage" in values and "v_bit_damage" in values:
             losses = [loss for name in ("k_bit_damage", "v_bit_damage") for row in values[name] for loss in row]
-            for bits, loss in _fillings(losses, widths):
+            for bits, loss in fillings(losses, widths):
                 change = _change(layer, bits)
                 yield (number, ATTENTION), Option(request.cost(change.shape(layer)), loss, partial(_only, change))
 
@@ -47,32 +43,12 @@ def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change)
         raise TypeError(f"{change} is no change of bits.")
     if "k_bit_damage" not in values:
         return 0.0
-    rows = zip((*values["k_bit_damage"], *values["v_bit_damage"]), (*change.keys, *change.values), strict=True)
-    return sum(loss * COST[int(digit)] for losses, digits in rows for loss, digit in zip(losses, digits, strict=True))
-
-
-def _fillings(losses: Sequence[float], widths: Sequence[int]) -> Iterator[tuple[list[int], float]]:
-    """Bits of all coordinates and the loss they cost, from all at the most bits down to hardly any."""
-    steps = [(low, high, (COST[low] - COST[high]) / (high - low)) for low, high in pairwise(widths)]
-    moves = sorted((loss * rate, place, low, high) for place, loss in enumerate(losses) for low, high, rate in steps)
-    bits = [widths[-1]] * len(losses)
-    spent = sum(loss * COST[widths[-1]] for loss in losses)
-    stride = max(1, len(moves) // STEPS)
-    for count, (_, place, low, high) in enumerate(moves):
-        if not count % stride:
-            yield bits.copy(), spent
-        bits[place] = low
-        spent += losses[place] * (COST[low] - COST[high])
+    return rounding_loss((*values["k_bit_damage"], *values["v_bit_damage"]), (*change.keys, *change.values))
 
 
 def _change(layer: LayerShape, bits: Sequence[int]) -> Bits:
-    digits = "".join(map(str, bits))
     split = layer.kv_heads * layer.qk_dim
-    return Bits(_rows(digits[:split], layer.qk_dim), _rows(digits[split:], layer.value_group_width))
-
-
-def _rows(digits: str, width: int) -> tuple[str, ...]:
-    return tuple(digits[start : start + width] for start in range(0, len(digits), width))
+    return Bits(digit_rows(bits[:split], layer.qk_dim), digit_rows(bits[split:], layer.value_group_width))
 
 
 def _only(change: Bits) -> tuple[Bits]:

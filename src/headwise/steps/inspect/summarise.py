@@ -83,9 +83,9 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "v_duals": basis.duals_NRR,
     }
     if i in collector.coded:
-        keys, values = collector.coded[i]["k"], collector.coded[i]["v"]
+        keys, *mapped = (collector.coded[i][name] for name in ("k", "v", "kv"))
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
-        tensors["v_code_map"] = values.directions_NRR
+        tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
     return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
 
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
-from headwise.families.shapes import rotary_width
+from headwise.families.shapes import rotary_width, shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.coding import fit_levels
 from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS
 from headwise.records.plan import Plan
-from headwise.reduction.bits.change import Bits
-from headwise.runtime.cache import CacheSpec, LayerCodes, storable
+from headwise.records.shape import LayerShape
+from headwise.runtime.cache import CacheSpec, LayerCodes, storable, together
 from headwise.tracing.coded import WHOLE
 from headwise.tracing.forward import forward
 from headwise.tracing.probe import watching
 from headwise.tracing.turns import turning
 
+Digits = tuple[str, ...]
 ROUNDS = 2  # of fitting levels and loudness in turns
 EXTREME = 1e-3  # of tokens are louder, and as many quieter, than any code says
 COHERENCE = 3.0  # of errors over tokens: how much more it costs to shrink a coordinate than to add noise to it
@@ -30,10 +32,25 @@ SMALLEST = 2.0**-10  # of what is positive and stored in half precision
 SAMPLES = 1 << 28  # numbers (1 GB) kept at once; more layers than that take more passes over the text
 
 
-def bits_of(plan: Plan) -> list[Bits | None]:
-    """For each layer that stays after ``plan`` the bits of its cache."""
-    staying = zip(plan.layers, plan.dropped(), strict=True)
-    return [next((each for each in changes if isinstance(each, Bits)), None) for changes, gone in staying if not gone]
+class Bits(NamedTuple):
+    """Bits of the coordinates of keys and of values; without keys, values stand for both."""
+
+    keys: Digits
+    values: Digits
+
+
+def rounds_cache(plan: Plan) -> bool:
+    """Whether ``plan`` rounds the cache of any layer."""
+    layers = zip(plan.before, plan.layers, strict=True)
+    return any(change.code_bits(LayerShape(*dims)) for dims, changes in layers for change in changes)
+
+
+def _bits_of(model: PreTrainedModel, plan: Plan) -> list[Bits | None]:
+    """For each layer of ``model``, which ``plan`` made, the bits of its cache."""
+    staying = [changes for changes, gone in zip(plan.layers, plan.dropped(), strict=True) if not gone]
+    layers = zip(shape_of(model).layers, staying, strict=True)
+    coded = [[change.code_bits(layer) for change in changes] for layer, changes in layers]
+    return [next((Bits(*bits) for bits in each if bits), None) for each in coded]
 
 
 def fit_cache(
@@ -50,18 +67,19 @@ def fit_cache(
     """
     numbers = [i for i, gone in enumerate(plan.dropped()) if not gone]
     places = {site.path: i for site, i in zip(sites_of(model), numbers, strict=True)}
-    packed = {site.path: (site, bits) for site, bits in zip(sites_of(model), bits_of(plan), strict=True) if bits}
+    packed = {s.path: (s, bits) for s, bits in zip(sites_of(model), _bits_of(model, plan), strict=True) if bits}
     if not packed:
         return None
     tokens = sum(batch.inputs[model.main_input_name].numel() for batch in batches)
-    each = tokens * max(len(bits.widths()) for _, bits in packed.values())
+    each = tokens * max(len("".join((*bits.keys, *bits.values))) for _, bits in packed.values())
     at_once, paths, layers = max(1, SAMPLES // each), list(packed), {}
     for start in range(0, len(paths), at_once):
         progress(start, len(paths), "fitting levels")
         samples = _samples(model, {path: packed[path][0] for path in paths[start : start + at_once]}, batches)
         for path, (keys, values) in samples.items():
             site, bits = packed[path]
-            value_map = _value_map(bits, tensors.get(f"{places[path]}.v_code_map"))
+            name = "v_code_map" if any(bits.keys) else "kv_code_map"
+            value_map = _value_map(bits, tensors.get(f"{places[path]}.{name}"))
             layers[int(site.module.layer_idx)] = _codes(bits, value_map, keys, values)
     return CacheSpec(layers, WHOLE, rotary_width(model))
 
@@ -83,7 +101,7 @@ def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[B
 
 
 def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
-    """What makes values of their coordinates: as it was measured.
+    """What makes values, or keys and values, of their coordinates: as it was measured.
 
     Nothing behind a cut, which has other coordinates, and where half precision cannot hold what undoes the map.
     """
@@ -96,7 +114,11 @@ def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
 
 
 def _codes(bits: Bits, value_map_AWW: Tensor, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
-    key_bits, value_bits = (torch.tensor([list(map(int, row)) for row in rows]) for rows in (bits.keys, bits.values))
+    key_bits, value_bits = (
+        torch.tensor([list(map(int, row)) for row in rows], dtype=torch.long) for rows in (bits.keys, bits.values)
+    )
+    if not any(bits.keys):
+        keys_NGK, values_NGV = keys_NGK[..., :0], together(keys_NGK, values_NGV, len(value_bits))
     key_levels, key_loudness = _levels(keys_NGK, key_bits)
     grouped_NAW = values_NGV.flatten(1).unflatten(1, value_bits.shape)
     coordinates = torch.linalg.solve(value_map_AWW.float(), grouped_NAW.permute(1, 2, 0)).permute(2, 0, 1)
@@ -116,6 +138,8 @@ def _codes(bits: Bits, value_map_AWW: Tensor, keys_NGK: Tensor, values_NGV: Tens
 
 def _levels(samples_NGC: Tensor, bits_GC: Tensor) -> tuple[Tensor, Tensor]:
     """Levels (G, C, 3) and loudness (3,), fitted in turns: each is measured in units of the other."""
+    if not bits_GC.numel():
+        return torch.zeros(*bits_GC.shape, 3), torch.ones(3).half()
     samples, bits = samples_NGC.flatten(1), bits_GC.flatten()
     live = bits > 0
     offset, scale = samples.mean(0), samples.std(0).clamp(min=1e-6)
