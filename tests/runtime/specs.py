@@ -8,9 +8,17 @@ from headwise.runtime.packing import WIDTHS, CacheSpec, LayerCodes, storable
 
 
 def random_codes(
-    heads: int, key_width: int, value_width: int, bits: int | None = None, seed: int = 0, groups: int | None = None
+    heads: int,
+    key_width: int,
+    value_width: int,
+    bits: int | None = None,
+    seed: int = 0,
+    groups: int | None = None,
+    joint: bool = False,
 ) -> LayerCodes:
     generator, groups = torch.Generator().manual_seed(seed), groups or 1
+    if joint:
+        key_width, value_width = 0, key_width + value_width
     width = heads // groups * value_width
 
     def widths(*shape: int) -> torch.Tensor:
@@ -51,7 +59,8 @@ def random_spec(
     bits: int | None = None,
     whole: int = 1,
     groups: int | None = None,
+    joint: bool = False,
     **more: object,
 ) -> CacheSpec:
-    codes = {i: random_codes(heads, key_width, value_width, bits, i, groups) for i in range(layers)}
+    codes = {i: random_codes(heads, key_width, value_width, bits, i, groups, joint) for i in range(layers)}
     return CacheSpec(codes, whole, rotary, fingerprint="ab" * 32, **more)

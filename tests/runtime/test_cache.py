@@ -1,5 +1,7 @@
 """The packed cache in generate: as an unpacked one of the same numbers would have it."""
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import CohereConfig, CohereForCausalLM
@@ -17,6 +19,8 @@ SHAPES = {
     "phi": {"rotary": 4},
     "gpt2": {"heads": 4, "rotary": 0},
 }
+JOINT = ("llama", "gpt_neox", "gpt2")
+CASES = [*((name, {}) for name in SHAPES), *((name, {"joint": True, "groups": 2}) for name in JOINT)]
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
@@ -24,10 +28,10 @@ def prompt(batch: int = 1, tokens: int = 40) -> torch.Tensor:
     return torch.randint(3, 97, (batch, tokens), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "form"), CASES)
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_fused_attention_is_unpack_then_attend(name, backend):
-    model, spec = tiny(name), random_spec(**SHAPES[name])
+def test_fused_attention_is_unpack_then_attend(name, form, backend):
+    model, spec = tiny(name), random_spec(**SHAPES[name], **form)
     model.set_attn_implementation(backend)
     ids, logits = prompt(2), {}
     for fused in (True, False):
@@ -38,9 +42,9 @@ def test_fused_attention_is_unpack_then_attend(name, backend):
         assert torch.allclose(ours, plain, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_fine_codes_generate_what_no_codes_do(name):
-    model, spec = tiny(name), random_spec(bits=8, **SHAPES[name])
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_fine_codes_generate_what_no_codes_do(name, form):
+    model, spec = tiny(name), random_spec(bits=8, **SHAPES[name], **form)
     ids = prompt(tokens=9)
     dense = model.generate(ids, **GREEDY)
     cache = PackedCache(model, spec)
@@ -50,7 +54,8 @@ def test_fine_codes_generate_what_no_codes_do(name):
     assert length == 9 + 11
     shape = {"heads": 2, **SHAPES[name]}
     numbers = shape["heads"] * 16
-    expected = 3 * (4 * numbers + 48 + 16 * (numbers + 1) + (1 + length - 16) * numbers * 4)
+    loud = 1  # a byte, of a joint latent half of it
+    expected = 3 * (4 * numbers + 48 + 16 * (numbers + loud) + (1 + length - 16) * numbers * 4)
     assert cache.nbytes == expected
 
 
@@ -61,9 +66,10 @@ def reference(model, spec, ids, tokens=12):
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
-def test_left_padding_changes_nothing(name):
-    model, spec = tiny(name), random_spec(**SHAPES[name])
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("name", JOINT)
+def test_left_padding_changes_nothing(name, joint):
+    model, spec = tiny(name), random_spec(**SHAPES[name], joint=joint)
     long, short = prompt(1, 25), prompt(1, 9) + 1  # so that the same tokens of both are packed together
     ids = torch.cat((long, torch.cat((torch.zeros(1, 16, dtype=torch.long), short), dim=1)))
     mask = (ids != 0).long()
@@ -92,9 +98,10 @@ def test_rows_that_begin_in_a_later_part_of_the_prompt_are_stored_as_alone():
     assert cache.padding.tolist() == cache.ahead.tolist() == [0, 16]
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_beams_are_those_of_unpacked_numbers(sampled):
-    model, spec = tiny("llama"), random_spec()
+def test_beams_are_those_of_unpacked_numbers(sampled, joint):
+    model, spec = tiny("llama"), random_spec(joint=joint)
     options = {**GREEDY, "num_beams": 3, "num_return_sequences": 3, "do_sample": sampled}
     results = []
     for fused in (True, False):
@@ -138,11 +145,15 @@ def logits_in_parts(model, spec, fused, parts=(590, 1, 1, 4)):
         return [model(part, past_key_values=cache).logits for part in ids.split((*parts, 600 - sum(parts)), dim=1)]
 
 
-@pytest.mark.parametrize("parts", [(598, 1), pytest.param((590, 3, 4), marks=pytest.mark.slow)])
-def test_compiled_attention_is_unpack_then_attend(parts, monkeypatch):
+@pytest.mark.parametrize(
+    ("parts", "joint"),
+    [((598, 1), False), ((598, 1), True), pytest.param((590, 3, 4), False, marks=pytest.mark.slow)],
+)
+def test_compiled_attention_is_unpack_then_attend(parts, joint, monkeypatch):
     monkeypatch.setattr(packed_attention, "COMPILE_FROM", 1)
     monkeypatch.setattr(packed_attention, "COMPILED", {})
-    model, spec = tiny("gpt_neox", max_position_embeddings=1024), random_spec(**SHAPES["gpt_neox"])
+    model = tiny("gpt_neox", max_position_embeddings=1024)
+    spec = random_spec(**SHAPES["gpt_neox"], joint=joint)
     for ours, plain in zip(logits_in_parts(model, spec, True, parts), logits_in_parts(model, spec, False, parts)):
         assert torch.allclose(ours, plain, atol=1e-5)
     assert len(packed_attention.COMPILED) == 2 and "impossible" not in packed_attention.COMPILED
@@ -206,6 +217,20 @@ def cohere():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
     torch.manual_seed(0)
     return CohereForCausalLM(CohereConfig(**sizes, num_key_value_heads=2, vocab_size=97, pad_token_id=0)).eval()
+
+
+def test_pairs_of_neighbours_come_out_of_a_joint_latent():
+    model, ids = cohere(), prompt(1, 36)
+    spec, logits = random_spec(interleaved=True, joint=True, bits=8), []
+    for number, codes in spec.layers.items():
+        spec.layers[number] = dataclasses.replace(codes, value_gain=torch.ones(9).half())
+    for fused in (True, False):
+        cache = PackedCache(model, spec, fused=fused)
+        with torch.no_grad():
+            logits.append([model(part, past_key_values=cache).logits for part in ids.split((20, 15, 1), dim=1)])
+    for ours, plain in zip(*logits):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    assert torch.allclose(logits[0][2], model(ids).logits[:, -1:], atol=2e-3)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -51,9 +51,9 @@ class Plain:
             return torch.cat((pairs.real, pairs.imag), dim=-1)
 
         before = turned(keys, turn.conj()).transpose(1, 2)
-        stored = turned(codes.round_keys(before).transpose(1, 2), turn)
+        stored, back = (x.transpose(1, 2) for x in codes.round(before, values.transpose(1, 2)))
+        stored = turned(stored, turn)
         stored = torch.cat((keys[:, :, :whole], stored[:, :, whole:]), dim=2)
-        back = codes.round_values(values.transpose(1, 2)).transpose(1, 2)
         back = torch.cat((values[:, :, :whole], back[:, :, whole:]), dim=2)
         new = keys, values, stored, back
         self.parts = tuple(torch.cat(both, dim=2) for both in zip(self.parts, new)) if self.length else new
@@ -104,10 +104,10 @@ def nearly_all_equal(ours, plain):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(OPERATIONS, min_size=2, max_size=9), st.integers(0, 2), st.integers(0, 2**31))
-def test_any_operations_leave_what_plain_tensors_hold(operations, whole, seed):
+@given(st.lists(OPERATIONS, min_size=2, max_size=9), st.integers(0, 2), st.booleans(), st.integers(0, 2**31))
+def test_any_operations_leave_what_plain_tensors_hold(operations, whole, joint, seed):
     generator, batch = torch.Generator().manual_seed(seed), 2
-    spec = random_spec(whole=whole)
+    spec = random_spec(whole=whole, joint=joint)
     with pytest.MonkeyPatch.context() as patch:
         for module in (packed_layer, slots):
             patch.setattr(module, "BLOCK", 512)  # so that a few updates fill one
@@ -134,9 +134,9 @@ def filled(spec, seed=0, tokens=600):
     return cache, torch.cat((mask, torch.ones(2, 1, dtype=torch.long)), dim=1)
 
 
-@pytest.mark.parametrize("layers", [3, 2])
-def test_a_saved_prefix_goes_on_as_if_never_saved(tmp_path, layers):
-    spec = random_spec(layers=layers)  # with two, the third layer is a plain one
+@pytest.mark.parametrize(("layers", "joint"), [(3, False), (2, False), (3, True)])
+def test_a_saved_prefix_goes_on_as_if_never_saved(tmp_path, layers, joint):
+    spec = random_spec(layers=layers, joint=joint)  # with two, the third layer is a plain one
     cache, mask = filled(spec)
     cache.save(tmp_path / "prefix.safetensors")
     loaded = PackedCache.load(tmp_path / "prefix.safetensors", MODEL, spec)

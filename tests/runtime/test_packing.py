@@ -90,7 +90,8 @@ def test_values_are_rounded_as_coordinates_that_a_group_of_heads_shares(groups):
     codes = random_codes(4, 4, 6, bits=8, groups=groups)
     codes = dataclasses.replace(codes, value_gain=torch.ones(9).half())
     values = torch.randn(3, 5, 4, 6).requires_grad_()
-    rounded = codes.round_values(values)
+    keys = torch.zeros(3, 5, 4, 4)
+    _, rounded = codes.round(keys, values)
     assert 0 < (rounded - values).abs().mean() < 0.05
     heads = 4 // groups
     for group in range(groups):
@@ -102,6 +103,23 @@ def test_values_are_rounded_as_coordinates_that_a_group_of_heads_shares(groups):
             assert torch.allclose(rounded.flatten(2), expected, atol=1e-5)
     (rounded * 2).sum().backward()
     assert torch.equal(values.grad, torch.full_like(values, 2))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_joint_latent_gives_back_keys_and_values(groups):
+    torch.manual_seed(0)
+    codes = random_codes(4, 4, 6, bits=8, groups=groups, joint=True)
+    codes = dataclasses.replace(codes, value_gain=torch.ones(9).half())
+    keys, values = (torch.randn(3, 5, 4, width).requires_grad_() for width in (4, 6))
+    rounded = codes.round(keys, values)
+    assert codes.joint and codes.bits.numel() == 4 * (4 + 6)
+    for given, back in zip((keys, values), rounded):
+        assert 0 < (back - given).abs().mean() < 0.05
+    (2 * rounded[0]).sum().backward()
+    assert torch.equal(keys.grad, torch.full_like(keys, 2))
+    coarse = dataclasses.replace(codes, value_bits=torch.zeros_like(codes.value_bits))
+    moved = coarse.round(keys, values)[0]
+    assert torch.allclose(moved[0, 0], moved[2, 4], atol=1e-5)  # nothing of a token is left
 
 
 def test_a_token_as_loud_as_its_code_says_is_evened_out():

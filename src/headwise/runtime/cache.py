@@ -139,7 +139,7 @@ class PackedCache(Cache):
         """Write what the cache holds to ``path``, under another name first."""
         tensors = {"padding": self.padding, "ahead": self.ahead}
         for number, layer in enumerate(self.layers):
-            if type(layer) not in (PackedLayer, DynamicLayer, DynamicSlidingWindowLayer):
+            if type(layer) not in (PackedLayer, JointLayer, DynamicLayer, DynamicSlidingWindowLayer):
                 raise ValueError(f"Layer {number} is a {type(layer).__name__}, which cannot be saved.")
             if layer.get_seq_length():
                 plain = not isinstance(layer, PackedLayer)

@@ -13,7 +13,7 @@ from .packing import together
 from .slots import CHUNK
 
 
-def read_latent(packed_BRS, reading, dtype):
+def read_latent(dtype, packed_BRS, reading):
     """Deviations (B, A, L, S) of the coordinates of a tile."""
     return (read_even(packed_BRS, *reading[:5]) * read_loudness(packed_BRS, *reading[6:]).unsqueeze(1)).to(dtype)
 
@@ -25,7 +25,7 @@ def weigh_keys(few, softcap, query_BGQKC, keys_BGKCS, bias_BTCS, highest, total,
     return weigh(products(few, query_BGQKC, turned_keys, parts), softcap, bias_BTCS, highest, total)
 
 
-GROWING |= {read_latent: {0: 2}, weigh_keys: {2: 4, 3: 3, 4: 2}}
+GROWING |= {read_latent: {1: 2}, weigh_keys: {2: 4, 3: 3, 4: 2}}
 
 
 class JointLayer(PackedLayer):
@@ -65,7 +65,7 @@ class JointLayer(PackedLayer):
     def read(self, run, few, softcap, query, block, bias, state):
         """The state of a softmax after one more block."""
         highest, total, output = state
-        latent = run(read_latent, block, self.reading, self.product_dtype)
+        latent = run(read_latent, self.product_dtype, block, self.reading)
         keys = self._keys(latent).unflatten(-1, (-1, CHUNK))
         bias = bias.unflatten(-1, (-1, CHUNK))
         highest, total, fade, _, weights = run(
@@ -89,7 +89,7 @@ class JointLayer(PackedLayer):
         return super().summed_values(sums, weight) + self.value_base * weight
 
     def _read_all(self):
-        latent = read_latent(self.packed, self.reading, torch.float32)
+        latent = read_latent(torch.float32, self.packed, self.reading)
         keys = self._keys(latent.to(self.product_dtype)).float().mT
         if self.order is not None:
             keys = keys[..., self.order.argsort()]

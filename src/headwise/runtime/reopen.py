@@ -14,7 +14,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-CACHE = ("cache", "packed_attention", "packed_layer", "packing", "slots")  # what the modelling file imports
+CACHE = (
+    "cache",
+    "joint_layer",
+    "packed_attention",
+    "packed_layer",
+    "packing",
+    "slots",
+)  # what the modelling file imports
 OWN_CODE = Path(__file__).with_name("modeling_headwise.py")
 OWN_FILES = (OWN_CODE, *(OWN_CODE.with_name(f"{name}.py") for name in CACHE))
 
