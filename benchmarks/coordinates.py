@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from alternatives import GROUP, affine
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -33,15 +34,17 @@ from headwise.linalg.spectra import Basis
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
 from headwise.reduction.bits import options
+from headwise.reduction.bits.change import Bits
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
-from headwise.runtime.cache import CacheSpec
+from headwise.runtime.cache import CacheSpec, LayerCodes
 from headwise.steps.demo import demo_model
 from headwise.tracing import coded, collect
 from headwise.tracing.turns import Turns
 
 SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09, 0.0625)
 ABLATED = (0.25, 0.125)
+STEPS = 7  # of bisection
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
 HEALED = {
@@ -82,6 +85,43 @@ class Coordinates:
     def share(self, tokens: int) -> float:
         """Bytes of a cache of so many tokens against those of bfloat16."""
         return cost_of(shape_of(self.model), tokens).kv_bytes / self.dense_bytes(tokens)
+
+
+@dataclass(frozen=True)
+class Grouped(Coordinates):
+    """The same coordinates with as many bits, but levels of their own for every 64 tokens: evenly spaced, as KIVI's.
+
+    Each coordinate with any bits takes 32 more a group for them, and needs no levels and no loudness.
+    """
+
+    def read(self, layer: int, k_BGTK: Tensor, v_BGTV: Tensor) -> tuple[Tensor, Tensor]:
+        with mock.patch.object(LayerCodes, "round", round_in_groups):
+            return super().read(layer, k_BGTK, v_BGTV)
+
+    def share(self, tokens: int) -> float:
+        whole = sum(layer.cached_per_token for layer in shape_of(self.model).layers) * 2
+        bits = torch.cat([layer.bits for layer in self.codes.layers.values()])
+        coded = (tokens - 1) * (bits.sum() + (bits > 0).sum() * 32 / GROUP) / 8
+        return (coded.item() + whole) / self.dense_bytes(tokens)
+
+
+def round_in_groups(codes: LayerCodes, k_BTGK: Tensor, v_BTGV: Tensor) -> tuple[Tensor, Tensor]:
+    """In place of `LayerCodes.round`."""
+    heads_BTAW = v_BTGV.flatten(2).unflatten(2, codes.value_bits.shape)
+    z_BTAW = (heads_BTAW[..., None, :] @ codes.to_coordinates)[..., 0, :]
+    keys = evenly(k_BTGK, codes.key_bits, codes.key_levels)
+    values = evenly(z_BTAW, codes.value_bits, codes.value_levels)[..., None, :] @ codes.to_values
+    return keys, values.reshape(v_BTGV.shape)
+
+
+def evenly(x_BTGC: Tensor, bits_GC: Tensor, levels_GC3: Tensor) -> Tensor:
+    """Each coordinate on evenly spaced levels from its least to its largest number in 64 tokens; its mean at 0 bits."""
+    read = levels_GC3[..., 0].expand(x_BTGC.shape).clone()
+    for bits in bits_GC.unique().tolist():
+        if bits:
+            place = bits_GC == bits
+            read[:, :, place] = affine(x_BTGC[:, :, place].unflatten(1, (-1, GROUP)), bits, dim=2).x.flatten(1, 2)
+    return read
 
 
 @functools.lru_cache(maxsize=4)
@@ -156,6 +196,37 @@ def packed(
     return build
 
 
+def grouped(share: float) -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """As `packed`, but with scales for groups of tokens, paid for by bits."""
+
+    def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
+        low, high, best = 0.0, share, None
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            each = packed(middle)(model, calibration)
+            tried = Grouped(each.model, each.codes, each.dense_bytes)
+            fits = tried.share(calibration.context) <= share
+            low, high, best = (middle, high, tried) if fits else (low, middle, best)
+        return best
+
+    return build
+
+
+def uniform(bits: int) -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """As `packed`, but with the same bits for every coordinate."""
+
+    def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
+        profile, digit = profile_of(calibration.source, calibration.text, False, calibration.work), str(bits)
+        layers = [
+            Bits((digit * layer.qk_dim,) * layer.kv_heads, (digit * layer.value_group_width,) * layer.value_groups)
+            for layer in profile.shape.layers
+        ]
+        reduced = reduce_model(model, hw.Plan.make(profile.shape, layers), profile.tensors)
+        return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
+
+    return build
+
+
 def compressed(model: PreTrainedModel, profile: Profile, share: float, context: int, cache: str) -> PreTrainedModel:
     """``model`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
     return hw.compress(model, plan_for(profile, Budget("keep_kv", share, context), cache=cache), profile)
@@ -182,6 +253,8 @@ OURS = {
     **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
     **{f"{name}@{share}": healed(share, config) for name, config in HEALED.items() for share in SHARES},
     **{f"headwise-latent-healed@{share}": healed(share, HEALED["headwise-healed"], "latent") for share in SHARES},
+    **{f"headwise-grouped@{share}": grouped(share) for share in ABLATED},
+    **{f"headwise-uniform-{bits}": uniform(bits) for bits in (4, 3, 2)},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 

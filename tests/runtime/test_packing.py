@@ -113,8 +113,8 @@ def test_a_joint_latent_gives_back_keys_and_values(groups):
     keys, values = (torch.randn(3, 5, 4, width).requires_grad_() for width in (4, 6))
     rounded = codes.round(keys, values)
     assert codes.joint and codes.bits.numel() == 4 * (4 + 6)
-    for given, back in zip((keys, values), rounded):
-        assert 0 < (back - given).abs().mean() < 0.05
+    for whole, back in zip((keys, values), rounded):
+        assert 0 < (back - whole).abs().mean() < 0.05
     (2 * rounded[0]).sum().backward()
     assert torch.equal(keys.grad, torch.full_like(keys, 2))
     coarse = dataclasses.replace(codes, value_bits=torch.zeros_like(codes.value_bits))
