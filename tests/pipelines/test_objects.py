@@ -112,7 +112,7 @@ def test_a_plan_of_an_object_is_that_of_its_folder_and_prints_as_a_table(measure
     assert "predicted loss increase" in str(chosen) and chosen._repr_html_().startswith("<pre")
     assert repr(chosen).startswith("Plan(")
     assert str(Plan.full(measured.shape)).startswith("layer") and "attention layers" in str(measured)
-    with pytest.raises(InputError, match="Give one budget: `keep_kv`"):
+    with pytest.raises(InputError, match="Give a budget: `keep_kv`"):
         plan(measured)
 
 

@@ -42,7 +42,7 @@ class Marked(Change):
 
 
 def request(**given):
-    return MenuRequest(PROFILE, lambda layer: BUDGET.cost(layer, SHAPE), **given)
+    return MenuRequest(PROFILE, [lambda layer: BUDGET.cost(layer, SHAPE)], **given)
 
 
 def source(name, cost, loss, part="attention"):

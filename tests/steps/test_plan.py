@@ -210,10 +210,12 @@ def test_one_budget_and_sensible_layers():
     fit = read_budget(BudgetConfig(fit="1GB at 2k"), None, CacheConfig(cache_dtype="fp8"))
     assert fit == Budget("fit", 10**9, 2048, 1, "fp8")
     assert read_budget(BudgetConfig(), BoundConfig(max_loss_increase=0.1), CacheConfig()) is None
+    both = read_budget(BudgetConfig(keep_kv=0.5, fit="1GB at 2k"), None, CacheConfig())
+    assert both == Budget("keep_kv", 0.5, 2048, also=(Budget("fit", 10**9, 2048),))
     assert read_layers("0,1,28-29") == {0, 1, 28, 29}
     for wrong in (
         {},
-        {"keep_kv": 0.5, "fit": "1GB at 2k"},
+        {"keep_decode_time": 0.0},
         {"keep_kv": 0.0},
         {"keep_attention_params": 1.5},
         {"kv_bytes_per_token": 0},
@@ -237,7 +239,7 @@ def test_one_budget_and_sensible_layers():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((), "Give one budget"),
+        ((), "Give a budget"),
         (("--keep-kv", "0.5", "--protect", "7"), "There is no layer 7 to protect: the model has layers 0 to 2"),
         (("--keep-kv", "0.5", "--multiple-of", "0"), "cannot be multiples of 0"),
         (

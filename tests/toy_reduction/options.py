@@ -1,6 +1,5 @@
 """Query heads felt least may go, as many of each key/value head."""
 
-from headwise.planning.knapsack import Option
 from headwise.planning.menus import ATTENTION
 from headwise.planning.sensitivity import most_felt
 from tests.toy_reduction.change import FewerQueries
@@ -14,7 +13,7 @@ def options(request):
             kept = tuple(shared * g + head for g, group in enumerate(groups) for head in most_felt(group, count))
             change = FewerQueries(kept)
             loss = predicted_loss(layer, request.values(number), change)
-            yield (number, ATTENTION), Option(request.cost(change.shape(layer)), loss, lambda change=change: (change,))
+            yield (number, ATTENTION), request.option(change.shape(layer), loss, lambda change=change: (change,))
 
 
 def predicted_loss(layer, values, change):

@@ -45,7 +45,7 @@ Tracker = Annotated[
     str | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb, trackio, ...: see Accelerate.")
 ]
 PANELS = {
-    "BudgetConfig": "Budget (one of these)",
+    "BudgetConfig": "Budget (one of these, or several at once)",
     "BoundConfig": "Bound on what is measured, instead of a budget",
     "CacheConfig": "Counting the cache",
     "OpenConfig": "Running the model",

@@ -48,9 +48,10 @@ def plan(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose what every layer keeps so that one budget is kept to where the loss feels it least.
+    """Choose what every layer keeps so that a budget, or several at once, is kept to where the loss feels it least.
 
-    From a profile this takes a second. A model is measured first, into the folder headwise-MODEL-statistics.
+    From a profile this takes a second. A model is measured first, into the folder headwise-MODEL-statistics. Decode
+    time is measured too, once for each model, length and device.
     """
     from headwise.report.plans import print_plan
     from headwise.steps.plan import make_plan, read_budget, read_layers
@@ -62,6 +63,11 @@ def plan(
         check_file(file)
     folder = _profile_of(source, text, reading, opening)
     options = {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform, "cache": config.cache}
+    if limit is not None and limit.timed:
+        with importing():
+            from headwise.pipelines.plans import timed
+        with watched() as progress:
+            limit = timed(limit, folder, opening=opening, progress=progress)
     if limit is not None:
         chosen, profile = make_plan(folder, file, limit, **options)
     else:

@@ -23,6 +23,7 @@ def plan(
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
     fit: str | None = None,
+    keep_decode_time: float | None = None,
     max_loss_increase: float | None = None,
     max_ppl_increase: float | None = None,
     config: PlanConfig | None = None,
@@ -34,12 +35,13 @@ def plan(
     opening: OpenConfig | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """What every layer keeps so that one budget is kept to where the loss feels it least.
+    """What every layer keeps so that a budget is kept to where the loss feels it least.
 
-    ``profile`` is what `inspect` measured, or the folder of it. The budget is one of: a share of the KV cache or of the
-    attention parameters, bytes of the cache for each token, memory to fit into ("8GB at 32k x 4"), or how much the
-    measured loss (or perplexity) may rise. The last two build and run about six reduced versions of the ``model`` that
-    was measured, on what the profile held out or on ``text``. The plan prints as a table.
+    ``profile`` is what `inspect` measured, or the folder of it. A budget is a share of the KV cache, of the attention
+    parameters or of the time to decode a token, bytes of the cache for each token, or memory to fit into ("8GB at 32k x
+    4"); several hold at once. Instead of them, how much the measured loss (or perplexity) may rise: that builds and
+    runs about six reduced versions of the ``model`` that was measured, on what the profile held out or on ``text``.
+    Decode time is measured on ``model`` too, once. The plan prints as a table.
 
     >>> profile = hw.inspect(model, tokenizer, text=texts, config=hw.InspectConfig(tokens=256))
     >>> plan = hw.plan(profile, keep_kv=0.5, config=hw.PlanConfig(multiple_of=2))
@@ -47,11 +49,11 @@ def plan(
     True
     """
     config, cache = config or PlanConfig(), cache or CacheConfig()
-    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit, keep_decode_time)
     bound = BoundConfig(max_loss_increase, max_ppl_increase)
     budget = read_budget(amounts, bound, cache)
     if budget is not None:
-        return planned(profile, budget, config)
+        return planned(profile, timed(budget, profile, model, opening, progress), config)
     return _searched(profile, bound, config, cache, model, tokenizer, text, reading, opening, progress)
 
 
@@ -60,6 +62,32 @@ def planned(profile: Profile | Path | str, budget: Budget, config: PlanConfig) -
     if isinstance(profile, Profile):
         return plan_for(profile, budget, **options_of(config))
     return make_plan(Path(profile), None, budget, **options_of(config))[0]
+
+
+def timed(
+    budget: Budget,
+    profile: Profile | Path | str,
+    model: Any = None,
+    opening: OpenConfig | None = None,
+    progress: Progress = silent,
+) -> Budget:
+    """``budget`` with the decode time it limits, measured on ``model``, by default where the profile found it."""
+    if not budget.timed:
+        return budget
+    from headwise.checkpoints.loaded import Loaded  # noqa: PLC0415 - the rest plans without torch
+    from headwise.steps.timing import timing_of  # noqa: PLC0415
+
+    measured = profile if isinstance(profile, Profile) else Profile.load(_file(Path(profile)))
+    budget.check(measured.shape)
+    source = model if model is not None else measured.model["source"]
+    if not source:
+        raise InputError("Decode time is measured: give the `model` that the profile is of.")
+    loaded = Loaded.of(source, opening=opening)
+    return budget.with_timing(timing_of(loaded, measured, budget, opening=opening, progress=progress))
+
+
+def _file(profile: Path) -> Path:
+    return profile / "profile.json" if profile.is_dir() else profile
 
 
 def options_of(config: PlanConfig) -> dict[str, Any]:

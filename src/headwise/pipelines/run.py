@@ -22,7 +22,7 @@ from headwise.files.errors import InputError
 from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.pipelines.ledger import Ledger
-from headwise.pipelines.plans import options_of, planned
+from headwise.pipelines.plans import options_of, planned, timed
 from headwise.pipelines.profile import PAGE, inspect, inspect_folder
 from headwise.records.budget import Budget, natural_budget
 from headwise.records.healing import read_curve
@@ -63,6 +63,7 @@ def run(
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
     fit: str | None = None,
+    keep_decode_time: float | None = None,
     text: Any = None,
     eval_text: Any = None,
     inputs: Any = None,
@@ -92,7 +93,8 @@ def run(
     """
     config = config or RunConfig()
     _check_given(text, eval_text, inputs, eval_inputs)
-    given = given_budget(BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit), cache or CacheConfig())
+    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit, keep_decode_time)
+    given = given_budget(amounts, cache or CacheConfig())
     if output is not None:
         names = (_names(text, "text"), _names(eval_text, "eval_text"))
         return _run_folder(model, Path(output), given, names, (inputs, eval_inputs), config, progress)
@@ -103,7 +105,7 @@ def run(
     common = {"reading": config.reading, "opening": config.opening, "progress": progress}
     profile = inspect(loaded, text=text, inputs=inputs, config=config.inspect, **common)
     progress(0, 1, "planning")
-    plan = planned(profile, budget, config.plan)
+    plan = planned(profile, timed(budget, profile, loaded, config.opening, progress), config.plan)
     small = compress_model(loaded.model, plan, profile, config.compress, progress=progress)
     own = None if inputs is not None else loaded.tokenizer()
     models: dict[str, Any] = {"dense": loaded, "reduced": (small, own)}
@@ -220,7 +222,8 @@ def run_folder(
 
     def decide(place: Path) -> None:
         progress(0, 1, "planning")
-        make_plan(folder, place / PLAN, budget, **options_of(config.plan))
+        limits = timed(budget, folder, dense, opening, progress)
+        make_plan(folder, place / PLAN, limits, **options_of(config.plan))
 
     decided = ledger.do("plan", (PLAN,), [measured, asdict(budget), asdict(config.plan)], decide)
     plan = Plan.load(folder / PLAN)
@@ -304,7 +307,7 @@ def _check_apart(source: str, folder: Path) -> None:
 def _budget(shape: ModelShape, given: Budget | None) -> Budget:
     """The budget that is given, or the natural one; raises where the model has nothing of what it limits."""
     budget = given or Budget(natural_budget(shape), SHARE)
-    budget.limit(shape)
+    budget.check(shape)
     return budget
 
 

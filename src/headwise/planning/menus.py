@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headwise.planning.knapsack import Option, frontier
+from headwise.records.change import Change
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
 
@@ -20,12 +21,13 @@ Menus = dict[Part, list[Option]]
 class MenuRequest:
     """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, layers to leave alone.
 
-    ``cost`` counts a layer with its block as it would be (None: dropped); only differences between the options of one
-    menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or "none".
+    ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
+    the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or
+    "none".
     """
 
     profile: Profile
-    cost: Callable[[LayerShape | None], int]
+    costs: Sequence[Callable[[LayerShape | None], int]]
     multiple: int = 8
     protect: Collection[int] = ()
     cache: str = "none"
@@ -36,25 +38,29 @@ class MenuRequest:
             if self.values(number) and number not in self.protect:
                 yield number, layer
 
+    def option(
+        self, after: LayerShape | None, loss: float, changes: Callable[[], tuple[Change, ...]] = tuple
+    ) -> Option:
+        """The option of a layer to become ``after`` by ``changes``, at such a predicted loss increase."""
+        cost, *also = (cost(after) for cost in self.costs)
+        return Option(cost, loss, changes, tuple(also))
+
     def values(self, number: int) -> Mapping[str, Any]:
         """What was measured of a layer."""
         return self.profile.layers[number].values
 
 
 def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], Iterable[MenuItem]]]) -> Menus:
-    """The menus of all layers, each a `frontier` that begins with the option to change nothing.
+    """The menus of all layers, each of which begins with the option to change nothing.
 
-    Options of several ``sources`` for one part compete in one menu; of equals the one named first is taken.
+    Options of several ``sources`` for one part compete in one menu; of equals the one named first is taken. With one
+    cost a menu is a `frontier`.
     """
     layers = request.profile.shape.layers
-    menus: Menus = {(number, ATTENTION): [_whole(request, layer)] for number, layer in enumerate(layers)}
+    menus: Menus = {(number, ATTENTION): [request.option(layer, 0.0)] for number, layer in enumerate(layers)}
     for source in sources:
         for part, option in source(request):
             if part not in menus:
-                menus[part] = [_whole(request, layers[part[0]])]
+                menus[part] = [request.option(layers[part[0]], 0.0)]
             menus[part].append(option)
-    return {part: frontier(menus[part]) for part in sorted(menus)}
-
-
-def _whole(request: MenuRequest, layer: LayerShape) -> Option:
-    return Option(request.cost(layer), 0.0)
+    return {part: menus[part] if len(request.costs) > 1 else frontier(menus[part]) for part in sorted(menus)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headwise.files.errors import InputError
+from headwise.files.errors import BudgetError, InputError
 from headwise.planning.expectation import checks_of, expected, expected_agreement
-from headwise.planning.knapsack import choose, least
+from headwise.planning.knapsack import Option, choose
 from headwise.planning.menus import Menus
+from headwise.planning.several import choose_within
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
 from headwise.records.plan import Changes, Plan, in_order
@@ -21,28 +22,47 @@ def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tupl
     ``terms`` say in an error what the options had to keep to.
     """
     shape, options = profile.shape, list(menus.values())
-    limit, full = budget.limit(shape), budget.measure(shape)
-    if all(len(menu) == 1 for menu in options) and full > limit:
+    fixed, limits, left = [], [], False
+    for place, each in enumerate(budget.each()):
+        costs = [[_costs(option)[place] for option in menu] for menu in options]
+        limit, full = each.limit(shape), each.measure(shape)
+        left |= full > limit
+        fixed.append(full - sum(menu[0] for menu in costs))
+        if (feasible := sum(map(min, costs)) + fixed[-1]) > limit and not _nothing_in(options):
+            raise each.refusal(shape, feasible, terms)
+        limits.append(limit - fixed[-1])
+    if left and _nothing_in(options):
         raise InputError("This model has nothing to plan: its attention is latent (MLA), was removed, or is protected.")
-    fixed = full - sum(menu[0].cost for menu in options)
-    if least(options) + fixed > limit:
-        raise budget.refusal(shape, least(options) + fixed, terms)
+    chosen = choose(options, limits[0]) if len(limits) == 1 else choose_within(options, limits)
+    if chosen is None:
+        raise BudgetError(f"Not all of these budgets can be kept at once with {terms}, though each of them can.")
     changes: list[list[Any]] = [[] for _ in shape.layers]
-    for (layer, _), option in zip(menus, choose(options, limit - fixed), strict=True):
+    for (layer, _), option in zip(menus, chosen, strict=True):
         changes[layer] += option.changes()
     return tuple(in_order(each) for each in changes)
+
+
+def _nothing_in(menus: Iterable[Sequence[Option]]) -> bool:
+    return all(len(menu) == 1 for menu in menus)
+
+
+def _costs(option: Option) -> tuple[int, ...]:
+    return option.cost, *option.also
 
 
 def first_within(
     profile: Profile, budget: Budget, candidates: Iterable[Sequence[Changes]], terms: str
 ) -> Sequence[Changes]:
     """The first of ``candidates``, changes of all layers, that keeps to ``budget``."""
-    shape, limit, cost = profile.shape, budget.limit(profile.shape), 0
+    shape, over, cost = profile.shape, budget, 0
+    limits = [(each, each.limit(shape)) for each in budget.each()]
     for layers in candidates:
-        cost = budget.measure(shape.planned(Plan.make(shape, layers)))
-        if cost <= limit:
+        after = shape.planned(Plan.make(shape, layers))
+        broken = ((each, each.measure(after)) for each, limit in limits if each.measure(after) > limit)
+        over, cost = next(broken, (None, 0))
+        if over is None:
             return layers
-    raise budget.refusal(shape, cost, terms)
+    raise over.refusal(shape, cost, terms)
 
 
 def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses: Sequence[float], **facts: Any) -> Plan:
@@ -52,9 +72,10 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
     """
     shape = profile.shape
     after = shape.planned(Plan.make(shape, layers))
-    spent, limit = budget.measure(after), budget.limit(shape)
-    if spent > limit:
-        raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
+    for each in budget.each():
+        spent, limit = each.measure(after), each.limit(shape)
+        if spent > limit:
+            raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
     costs = [cost_of(each, budget.tokens(shape), budget.batch, budget.dtype) for each in (shape, after)]
     loss = sum(losses)
     checks = checks_of(profile, any(layer.packed is not None for layer in after.layers))
@@ -65,7 +86,7 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
         "agreement": expected_agreement(checks, loss),
         "text": profile.text.get("name", ""),
         "notes": _few_samples(profile, layers),
-        "kept": spent / budget.measure(shape),
+        "kept": budget.measure(after) / budget.measure(shape),
         "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
         "attention_parameters": [cost.attention_parameters for cost in costs],
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
@@ -13,14 +13,16 @@ from headwise.files.errors import BudgetError, InputError
 from headwise.files.reading import Reader
 from headwise.records.cost import DTYPE_BYTES, cost_of
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.timing import Timing
 
-Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit"]
-SHARES = ("keep_kv", "keep_attention_params")
+Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit", "keep_decode_time"]
+SHARES = ("keep_kv", "keep_attention_params", "keep_decode_time")
 WORDS = {
     "keep_kv": "KV cache",
     "keep_attention_params": "attention parameters",
     "kv_bytes_per_token": "KV cache per token",
     "fit": "memory for weights and KV cache",
+    "keep_decode_time": "decode time",
 }
 DEFAULT_CONTEXT = 8192
 UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30, "t": 10**12, "ti": 2**40}
@@ -32,7 +34,9 @@ class Budget:
     """``amount`` is a share to keep, or bytes: of KV cache per token, or ("fit") of weights and cache together.
 
     ``context`` and ``batch`` are the tokens and sequences in the cache (None: what the model was made for, up to
-    8,192), which matter for "fit", and for "keep_kv" where layers with a window cache fewer tokens than others.
+    8,192), which matter for "fit", for decode time, and for "keep_kv" where layers with a window cache fewer tokens
+    than others. Decode time is a share that may exceed 1, and is counted by what ``timing`` measured. ``also`` are
+    further budgets that hold at once.
     """
 
     kind: Kind
@@ -40,11 +44,13 @@ class Budget:
     context: int | None = None
     batch: int = 1
     dtype: str = "bf16"
+    timing: Timing | None = None
+    also: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"Unknown budget {self.kind!r}; use one of {', '.join(get_args(Kind))}.")
-        if self.kind in SHARES and not 0 < self.amount <= 1:
+        if self.kind in SHARES and not 0 < self.amount <= (1 if self.kind != "keep_decode_time" else math.inf):
             raise InputError(f"A share lies between 0 and 1, got {self.amount}.")
         if self.amount <= 0:
             raise InputError(f"A budget of {self.amount:g} bytes holds no model.")
@@ -64,12 +70,37 @@ class Budget:
             ) from None
         return cls("fit", amount, int(tokens) * (1024 if thousands else 1), int(batch or 1), dtype)
 
+    def each(self) -> Iterator[Budget]:
+        """This budget by itself, then each of those that hold at once."""
+        yield replace(self, also=())
+        yield from self.also
+
+    @property
+    def timed(self) -> bool:
+        """Whether decode time is limited."""
+        return any(budget.kind == "keep_decode_time" for budget in self.each())
+
+    def with_timing(self, timing: Timing) -> Budget:
+        """The same, with ``timing`` for what it limits of decode time."""
+        own = timing if self.kind == "keep_decode_time" else None
+        return replace(self, timing=own, also=tuple(budget.with_timing(timing) for budget in self.also))
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise where the model of ``shape`` has nothing of what is limited."""
+        for budget in self.each():
+            if budget.kind != "keep_decode_time":
+                budget.limit(shape)
+            elif not any(layer.cache == "tokens" for layer in shape.layers):
+                raise InputError("This model does not decode; use `keep_attention_params`.")
+
     def tokens(self, shape: ModelShape) -> int:
         """Tokens in the cache of the model of ``shape``."""
         return min(DEFAULT_CONTEXT, shape.max_tokens) or DEFAULT_CONTEXT if self.context is None else self.context
 
     def measure(self, shape: ModelShape) -> int:
-        """What the budget limits, exactly, of the model of ``shape``."""
+        """What the budget limits of the model of ``shape``: exactly, but for time (in nanoseconds)."""
+        if self.kind == "keep_decode_time":
+            return self._timing().of_model(shape)
         cost = cost_of(shape, self.tokens(shape), self.batch, self.dtype)
         limited = {
             "keep_kv": cost.kv_bytes,
@@ -83,6 +114,8 @@ class Budget:
         """The part of `measure` that ``layer`` with its block has in the model of ``shape``; None: it was dropped."""
         if layer is None:
             return 0
+        if self.kind == "keep_decode_time":
+            return self._timing().of_layer(layer, shape)
         parameters = layer.parameters(shape.width)
         if self.kind == "keep_attention_params":
             return parameters
@@ -118,22 +151,31 @@ class Budget:
         )
 
     def facts(self, shape: ModelShape) -> dict[str, Any]:
-        """This budget as a plan records it."""
+        """This budget, with those that hold at once, as a plan records it."""
         facts: dict[str, Any] = {self.kind: self.amount, "dtype": self.dtype}
-        if self.kind in ("keep_kv", "fit"):
+        if self.kind in ("keep_kv", "fit", "keep_decode_time"):
             facts["context"] = self.tokens(shape)
         if self.kind == "fit":
             facts["batch"] = self.batch
-        return facts
+        if self.timing is not None:
+            facts |= {"device": self.timing.device, "timed_in": self.timing.dtype}
+        return {name: value for budget in self.also for name, value in budget.facts(shape).items()} | facts
+
+    def _timing(self) -> Timing:
+        if self.timing is None:
+            raise InputError("Decode time has to be measured before it can be planned: give the `model`.")
+        return self.timing
 
 
 def budget_words(facts: Mapping[str, Any]) -> str:
     """The budget of a plan (`Budget.facts`) in words; nothing where it answers none."""
-    kind = next((kind for kind in WORDS if kind in facts), None)
-    if kind is None:
-        return ""
+    return " and ".join(_words(kind, facts) for kind in WORDS if kind in facts)
+
+
+def _words(kind: str, facts: Mapping[str, Any]) -> str:
     if kind in SHARES:
-        return f"{facts[kind]:g} of the {WORDS[kind]}"
+        more = f" after {facts['context']:,} tokens on {facts['device']}" if "device" in facts else ""
+        return f"{facts[kind]:g} of the {WORDS[kind]}{more if kind == 'keep_decode_time' else ''}"
     more = f" at {facts['context']:,} tokens x {facts['batch']}" if kind == "fit" else ""
     return f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
 

@@ -20,11 +20,17 @@ LAYER_BYTES = 48  # in half precision, for keys and for values: a factor for eac
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The cache of a layer whose coordinates are rounded: bytes of a token, bytes of the levels, tokens kept whole."""
+    """The cache of a layer whose coordinates are rounded: bytes of a token, bytes of the levels, tokens kept whole.
+
+    ``live`` counts the coordinates of a token that have any bits, ``rebuilding`` the multiplications that make its keys
+    anew whenever they are read.
+    """
 
     bytes_per_token: int
     level_bytes: int
     whole: int = 1
+    live: int = 0
+    rebuilding: int = 0
 
     @classmethod
     def read(cls, row: Reader) -> Packed:
@@ -46,10 +52,11 @@ def packed_bytes(counts: Iterable[int]) -> int:
 
 def packed_of(widths: Iterable[int], loud: int = 2, whole: int = 1) -> Packed:
     """What the cache of a layer takes whose coordinates have these ``widths``, and tokens so many kinds of loudness."""
-    counts, coordinates = [0] * len(FIELDS), 0
+    counts, coordinates, live = [0] * len(FIELDS), 0, 0
     for bits in widths:
         coordinates += 1
+        live += bits > 0
         for place, field in enumerate(FIELDS):
             counts[place] += bool(bits & field)
     counts[FIELDS.index(LOUD_BITS)] += loud
-    return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + LAYER_BYTES, whole)
+    return Packed(packed_bytes(counts), LEVEL_BYTES * coordinates + LAYER_BYTES, whole, live)

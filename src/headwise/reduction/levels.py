@@ -84,6 +84,16 @@ def fit_cache(
     return CacheSpec(layers, WHOLE, rotary_width(model))
 
 
+def any_codes(model: PreTrainedModel, plan: Plan) -> CacheSpec | None:
+    """Codes with the bits that ``plan``, which made ``model``, says, and any levels: enough for time and bytes."""
+    layers = {}
+    for site, layer, bits in zip(sites_of(model), shape_of(model).layers, _bits_of(model, plan), strict=True):
+        if bits:
+            keys, values = (torch.randn(64, layer.kv_heads, width) for width in (layer.qk_dim, layer.v_dim))
+            layers[int(site.module.layer_idx)] = _codes(bits, _value_map(bits, None), keys, values)
+    return CacheSpec(layers, WHOLE, rotary_width(model)) if layers else None
+
+
 def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[Batch]) -> dict[str, list[Tensor]]:
     """Keys before RoPE and values of the layers ``sites``, (tokens, G, C) each, first tokens left out."""
     parts: dict[str, tuple[list[Tensor], list[Tensor]]] = {path: ([], []) for path in sites}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from headwise.files.errors import InputError
@@ -29,11 +30,13 @@ def plan_for(
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
     one set of RoPE pairs, as stock formats want it. ``cache`` says how the KV cache may be rounded: "mixed" gives each
-    coordinate bits of its own, "latent" also offers latents of which keys are made anew, "int8" and "int4" one width or
-    none, "none" leaves it as it is.
+    coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
+    are made anew, "int8" and "int4" one width or none, "none" leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
-    budget.limit(profile.shape)  # says what is wrong with the budget before anything is computed
+    budget.check(profile.shape)
+    if cache == "mixed" and budget.timed:
+        cache = "latent"  # slow, but then so slow as is allowed
     layers: Sequence[Changes]
     if uniform:
         candidates = uniform_layers(profile, multiple)
@@ -54,9 +57,9 @@ def plan_for(
 def menus_for(
     profile: Profile, budget: Budget, multiple: int = 8, protect: Collection[int] = (), cache: str = "none"
 ) -> Menus:
-    """What every part of every layer may become at which cost to ``budget``, of all kinds of reduction."""
-    shape = profile.shape
-    request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), multiple, protect, cache)
+    """What every part of every layer may become at which costs to ``budget``, of all kinds of reduction."""
+    costs = [partial(each.cost, shape=profile.shape) for each in budget.each()]
+    request = MenuRequest(profile, costs, multiple, protect, cache)
     return build_menus(request, [kind.options for kind in kinds()])
 
 

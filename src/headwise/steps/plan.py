@@ -42,27 +42,30 @@ def make_plan(
 
 
 def read_budget(budget: BudgetConfig, bound: BoundConfig | None, cache: CacheConfig) -> Budget | None:
-    """The one budget that is given; None where a ``bound`` on the measured loss is given instead."""
+    """The budget that is given, with those that hold at once; None where a ``bound`` on the loss is given instead."""
     amounts = {name: value for name, value in asdict(budget).items() if value is not None}
     bounds = [] if bound is None else [value for value in asdict(bound).values() if value is not None]
-    if len(amounts) + len(bounds) != 1:
-        names = [
-            each.name for kind in (BudgetConfig, *(() if bound is None else (BoundConfig,))) for each in fields(kind)
-        ]
-        *most, last = (f"`{name}`" for name in names)
-        raise InputError(f"Give one budget: {', '.join(most)} or {last}.")
+    if len(bounds) > 1 or bool(bounds) == bool(amounts):
+        *most, last = (f"`{each.name}`" for each in fields(BudgetConfig))
+        instead = "" if bound is None else f", or one of {', '.join(f'`{each.name}`' for each in fields(BoundConfig))}"
+        raise InputError(f"Give a budget: {', '.join(most)} or {last}{instead}.")
     if budget.fit is not None and cache.cache_tokens is not None:
         raise InputError('`fit` names its own tokens in the cache, as in "8GB at 32k x 4": leave out `cache_tokens`.')
     if bounds:
         return None
-    if budget.fit is not None:
-        return Budget.fitting(budget.fit, cache.cache_dtype)
-    ((kind, amount),) = amounts.items()
-    return Budget(cast(Kind, kind), cast(float, amount), cache.cache_tokens, dtype=cache.cache_dtype)
+    fitting = None if budget.fit is None else Budget.fitting(budget.fit, cache.cache_dtype)
+    context = cache.cache_tokens if fitting is None else fitting.context
+    first, *also = (
+        Budget(cast(Kind, kind), cast(float, amount), context, dtype=cache.cache_dtype)
+        if kind != "fit" or fitting is None
+        else fitting
+        for kind, amount in amounts.items()
+    )
+    return replace(first, also=tuple(also))
 
 
 def given_budget(budget: BudgetConfig, cache: CacheConfig) -> Budget | None:
-    """The one budget that is given; None where none is."""
+    """The budget that is given; None where none is."""
     return None if budget == BudgetConfig() else read_budget(budget, None, cache)
 
 

@@ -114,11 +114,9 @@ def in_turns(jobs: Sequence[Job], progress: Callable[[int], None] = lambda round
     for number in range(ROUNDS):
         progress(number)
         for index in order(len(jobs), number):
-            _wait()
-            start = time.perf_counter()
+            start = now()
             jobs[index]()
-            _wait()
-            seconds[index].append(time.perf_counter() - start)
+            seconds[index].append(now() - start)
     return seconds
 
 
@@ -162,6 +160,8 @@ def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
     cast(Any, model)(**placed_inputs(model, inputs))
 
 
-def _wait() -> None:
+def now() -> float:
+    """Seconds on a clock, when all that was asked of a GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from headwise.planning.filling import digit_rows, fillings, rounding_loss
-from headwise.planning.knapsack import Option
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.records.change import Change
 from headwise.records.packing import WIDTHS
@@ -34,7 +33,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
             losses = [loss for name in ("k_bit_damage", "v_bit_damage") for row in values[name] for loss in row]
             for bits, loss in fillings(losses, widths):
                 change = _change(layer, bits)
-                yield (number, ATTENTION), Option(request.cost(change.shape(layer)), loss, partial(_only, change))
+                yield (number, ATTENTION), request.option(change.shape(layer), loss, partial(_only, change))
 
 
 def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change) -> float:

@@ -38,7 +38,9 @@ class Latent(Change):
 
     def shape(self, layer: LayerShape) -> LayerShape:
         """``layer`` with a packed cache."""
-        return replace(layer, packed=packed_of(map(int, "".join(self.coordinates)), loud=1))
+        packed = packed_of(map(int, "".join(self.coordinates)), loud=1)
+        live = max(len(row) - row.count("0") for row in self.coordinates)  # of every group, that products are alike
+        return replace(layer, packed=replace(packed, rebuilding=live * layer.kv_heads * layer.qk_dim))
 
     def describe(self, layer: LayerShape) -> str:
         """Coordinates that are cached, and their mean bits."""

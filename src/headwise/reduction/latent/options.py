@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from headwise.planning.filling import digit_rows, fillings, rounding_loss
-from headwise.planning.knapsack import Option
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.records.change import Change
 from headwise.records.packing import WIDTHS
@@ -27,7 +26,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
         rows = request.values(number).get("kv_bit_damage", ())
         for bits, loss in fillings([loss for row in rows for loss in row], widths):
             change = Latent(digit_rows(bits, layer.joint_group_width))
-            yield (number, ATTENTION), Option(request.cost(change.shape(layer)), loss, partial(_only, change))
+            yield (number, ATTENTION), request.option(change.shape(layer), loss, partial(_only, change))
 
 
 def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change) -> float:

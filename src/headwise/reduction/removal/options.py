@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headwise.planning.knapsack import Option
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.planning.sensitivity import group_loss
 from headwise.records.change import Change
@@ -27,8 +26,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     if needed and all(number in removable for number in needed):
         del losses[max(needed, key=lambda number: losses[number])]
     for number, loss in losses.items():
-        cost = request.cost(WITHOUT.shape(removable[number]))
-        yield (number, ATTENTION), Option(cost, loss, lambda: (WITHOUT,))
+        yield (number, ATTENTION), request.option(WITHOUT.shape(removable[number]), loss, lambda: (WITHOUT,))
 
 
 def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change) -> float:

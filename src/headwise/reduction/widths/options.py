@@ -63,8 +63,9 @@ def _options(request: MenuRequest, layer: LayerShape, values: Values) -> Iterato
             for v_dim in widths_of(layer.v_dim, multiple):
                 if (count, qk_dim, v_dim) == layer.dims[1:]:
                     continue  # that is no change, which every menu begins with
-                cost, loss = request.cost(replace(narrow, v_dim=v_dim)), lost + split[0] + v_losses[v_dim]
-                yield Option(cost, loss, partial(_keep, layer, values, kept, qk_dim, v_dim, split[1]))
+                changes = partial(_keep, layer, values, kept, qk_dim, v_dim, split[1])
+                loss = lost + split[0] + v_losses[v_dim]
+                yield request.option(replace(narrow, v_dim=v_dim), loss, changes)
 
 
 def _key_units(layer: LayerShape, values: Values, kept: tuple[int, ...]) -> tuple[list[list[float]], list[list[float]]]:
