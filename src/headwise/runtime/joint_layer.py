@@ -18,14 +18,23 @@ def read_latent(dtype, packed_BRS, reading):
     return (read_even(packed_BRS, *reading[:5]) * read_loudness(packed_BRS, *reading[6:]).unsqueeze(1)).to(dtype)
 
 
-def weigh_keys(few, softcap, query_BGQKC, keys_BGKCS, bias_BTCS, highest, total, turning):
-    """As `weigh` in packed_attention.py, for keys before RoPE."""
+def weigh_keys(few, softcap, query_BGQKC, keys_BGKCS, base_GK, bias_BTCS, highest, total, turning):
+    """As `weigh` in packed_attention.py, for deviations of keys before RoPE from their ``base``."""
     parts = in_parts(turning[-1])
-    turned_keys = turned((keys_BGKCS[:, :, part].float() for part in parts), *turning)
+    base = base_GK[:, :, None, None]
+    turned_keys = turned((keys_BGKCS[:, :, part].float() + base[:, part] for part in parts), *turning)
     return weigh(products(few, query_BGQKC, turned_keys, parts), softcap, bias_BTCS, highest, total)
 
 
-GROWING |= {read_latent: {1: 2}, weigh_keys: {2: 4, 3: 3, 4: 2}}
+def times(left_BAMS, right_BALS):
+    """``left`` times each ``right`` transposed, one by one: batches of products in half precision are slow on CPUs."""
+    if left_BAMS.dtype == torch.float32:
+        return left_BAMS @ right_BALS.mT
+    pairs = zip(left_BAMS.flatten(0, 1), right_BALS.flatten(0, 1))
+    return torch.stack([left @ right.mT for left, right in pairs]).unflatten(0, left_BAMS.shape[:2])
+
+
+GROWING |= {read_latent: {1: 2}, weigh_keys: {2: 4, 3: 3, 5: 2}}
 
 
 class JointLayer(PackedLayer):
@@ -50,7 +59,8 @@ class JointLayer(PackedLayer):
             to_keys, key_base = (
                 t.unflatten(1, (size, -1))[:, :, self.order].flatten(1, 2) for t in (to_keys, key_base)
             )
-        self.to_keys, self.key_base = (t.contiguous().to(self.product_dtype) for t in (to_keys, key_base))
+        self.to_keys = to_keys.contiguous().to(self.product_dtype)
+        self.key_base = key_base.reshape(self.heads, self.key_width)
         self.to_values = to_values.unflatten(1, (size, -1)).mT.contiguous()  # (A, heads of a group, L, V)
         self.value_base = value_base.unflatten(1, (size, -1)).mT.flatten(0, 1)  # (G, 1, V)
         sizes = codes.value_bits.numel(), 1
@@ -69,15 +79,15 @@ class JointLayer(PackedLayer):
         keys = self._keys(latent).unflatten(-1, (-1, CHUNK))
         bias = bias.unflatten(-1, (-1, CHUNK))
         highest, total, fade, _, weights = run(
-            weigh_keys, few, softcap, query, keys, bias, highest, total, self.turning
+            weigh_keys, few, softcap, query, keys, self.key_base, bias, highest, total, self.turning
         )
         grouped = output.shape[:3]
-        sums = weights.reshape(*grouped, -1).to(latent.dtype) @ latent.mT
+        sums = times(weights.reshape(*grouped, -1).to(latent.dtype), latent)
         return highest, total, output * fade.reshape(*grouped, 1) + sums
 
     def _keys(self, latent):
-        """Keys before RoPE (B, G, K, S), halves of pairs side by side."""
-        return (self.to_keys @ latent + self.key_base).unflatten(2, (-1, self.key_width)).flatten(1, 2)
+        """Deviations of keys before RoPE (B, G, K, S), halves of pairs side by side."""
+        return (self.to_keys @ latent).unflatten(2, (-1, self.key_width)).flatten(1, 2)
 
     def no_sums(self, query):
         """Weighted sums of nothing, for queries (B, G, Q, K)."""
@@ -90,7 +100,7 @@ class JointLayer(PackedLayer):
 
     def _read_all(self):
         latent = read_latent(torch.float32, self.packed, self.reading)
-        keys = self._keys(latent.to(self.product_dtype)).float().mT
+        keys = self._keys(latent.to(self.product_dtype)).float().mT + self.key_base[:, None]
         if self.order is not None:
             keys = keys[..., self.order.argsort()]
         return keys, self.as_values(latent.mT.unsqueeze(2)) + self.value_base
