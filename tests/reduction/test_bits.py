@@ -109,7 +109,7 @@ def test_without_rounding_heads_become_narrower(profiles):
 def test_options_fall_in_cost_as_they_rise_in_loss(profiles):
     _, profile = profiles("llama")
     shape, budget = profile.shape, Budget("keep_kv", 1.0, 4096)
-    request = MenuRequest(profile, lambda layer: budget.cost(layer, shape), cache="mixed")
+    request = MenuRequest(profile, [lambda layer: budget.cost(layer, shape)], cache="mixed")
     offered = [option for (number, _), option in options(request) if number == 0]
     padding = 3 * 4096  # the last byte of each kind of field
     assert all(a.cost + padding >= b.cost for a, b in pairwise(offered))
@@ -118,7 +118,7 @@ def test_options_fall_in_cost_as_they_rise_in_loss(profiles):
         (change,) = option.changes()
         change.check(shape.layers[0], "here")
         assert predicted_loss(shape.layers[0], profile.layers[0].values, change) == pytest.approx(option.loss)
-        assert request.cost(change.shape(shape.layers[0])) == option.cost
+        assert request.option(change.shape(shape.layers[0]), 0.0).cost == option.cost
 
 
 def test_bits_stand_in_plans(tmp_path):
