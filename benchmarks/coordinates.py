@@ -35,6 +35,7 @@ from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
 from headwise.reduction.bits import options
 from headwise.reduction.bits.change import Bits
+from headwise.reduction.latent.change import Latent
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.runtime.cache import CacheSpec, LayerCodes
@@ -44,6 +45,7 @@ from headwise.tracing.turns import Turns
 
 SHARES = (0.5, 0.375, 0.27, 0.25, 0.2, 0.1875, 0.13, 0.125, 0.09, 0.0625)
 ABLATED = (0.25, 0.125)
+NUMBERS = (0.75, 0.5, 0.375, 0.25)
 STEPS = 7  # of bisection
 TOKENS = 16384  # to calibrate on
 WINDOW = 512
@@ -227,6 +229,27 @@ def uniform(bits: int) -> Callable[[PreTrainedModel, Any], Coordinates]:
     return build
 
 
+def numbers(share: float, *, joint: bool) -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """As `packed`, but with 8 bits for the ``share`` of all coordinates felt most, and none for others.
+
+    ``joint``: of latents of keys and values; else of keys and of values by themselves.
+    """
+    names = ("kv_bit_damage",) if joint else ("k_bit_damage", "v_bit_damage")
+
+    def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
+        profile = profile_of(calibration.source, calibration.text, False, calibration.work)
+        felt = sorted(loss for layer in profile.layers for name in names for row in layer.values[name] for loss in row)
+        least = felt[round((1 - share) * len(felt))]
+        layers = []
+        for layer in profile.layers:
+            rows = (tuple("".join("08"[loss >= least] for loss in row) for row in layer.values[name]) for name in names)
+            layers.append(Latent(*rows) if joint else Bits(*rows))
+        reduced = reduce_model(model, hw.Plan.make(profile.shape, layers), profile.tensors)
+        return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
+
+    return build
+
+
 def compressed(model: PreTrainedModel, profile: Profile, share: float, context: int, cache: str) -> PreTrainedModel:
     """``model`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
     return hw.compress(model, plan_for(profile, Budget("keep_kv", share, context), cache=cache), profile)
@@ -255,6 +278,8 @@ OURS = {
     **{f"headwise-latent-healed@{share}": healed(share, HEALED["headwise-healed"], "latent") for share in SHARES},
     **{f"headwise-grouped@{share}": grouped(share) for share in ABLATED},
     **{f"headwise-uniform-{bits}": uniform(bits) for bits in (4, 3, 2)},
+    **{f"headwise-numbers@{share}": numbers(share, joint=False) for share in NUMBERS},
+    **{f"headwise-latent-numbers@{share}": numbers(share, joint=True) for share in NUMBERS},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 
