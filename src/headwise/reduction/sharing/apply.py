@@ -13,19 +13,11 @@ from torch import Tensor
 
 from headwise.families.weights import AttentionWeights
 from headwise.files.errors import InputError
-from headwise.linalg.sharing import (
-    SharedBasis,
-    SharedMoments,
-    as_complex,
-    as_real,
-    shared_basis,
-    shared_moments,
-    split_blocks,
-    together,
-)
+from headwise.linalg.sharing import SharedBasis, as_complex, as_real, shared_basis, shared_moments, together
 from headwise.records.shape import LayerShape
 from headwise.reduction.apply import Statistics
 from headwise.reduction.sharing.change import Sharing
+from headwise.tracing.shared import measured_basis
 
 
 def apply(
@@ -69,13 +61,7 @@ def _by_statistics(
             f"The profile does not know what merging {change.joined} key/value heads of layer {statistics.index} would "
             "cost: use the `method` svd."
         )
-    moments = SharedMoments(
-        torch.view_as_complex(measured["shared_pair_moment"].double().contiguous()),
-        measured["shared_free_moment"].double(),
-        measured["shared_v_moment"].double(),
-    )
-    queries = by_group(measured["q_moment"].double(), layer.kv_heads)
-    basis = shared_basis(split_blocks(moments, change.joined), queries, output_gram(weights))
+    basis = measured_basis(measured, change.joined, output_gram(weights))
     size, merged = layer.joinable.index(change.joined), layer.kv_heads // change.joined
     keys, values = (measured[name][size].unflatten(0, (merged, -1)) for name in ("shared_k_damage", "shared_v_damage"))
     return basis, keys, values
