@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from headwise.linalg.attention import Attention
-from headwise.linalg.maps import sample_rows
 from headwise.linalg.masks import CAUSAL_BLOCK, add_coherence, block_sums, coherence
 from headwise.linalg.sharing import SharedBasis, SharedMoments, shared_basis, shared_moments, split_blocks
 from headwise.linalg.sums import Sums
@@ -22,7 +21,8 @@ Bases = dict[int, SharedBasis]  # by the number of heads that are merged into on
 def add_between_heads(sums: Sums, layer: LayerShape, attention: Attention) -> None:
     """Add moments of keys between the heads of a block, and of all its values as each query head averages them."""
     blocks = layer.value_groups
-    rows = sample_rows(attention, ROWS)
+    length = attention.q_BHTK.shape[2]
+    rows = torch.linspace(0, length - 1, min(ROWS, length), device=attention.q_BHTK.device).round().long()
     a_BAhRS = attention.logits(slice(None), rows).softmax(-1).unflatten(1, (blocks, -1))
     v_BAJSV = attention.v_BGSV.float().unflatten(1, (blocks, -1))
     averaged = torch.einsum("bahrs,bajsv->ajbhrv", a_BAhRS, v_BAJSV).flatten(2, 4)
