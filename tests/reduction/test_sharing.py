@@ -5,15 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+import headwise as hw
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
+from headwise.planning.menus import MenuRequest
 from headwise.records import Plan, cost_of
+from headwise.records.budget import Budget
 from headwise.records.shape import LayerShape
 from headwise.reduction.build import build_reduced
+from headwise.reduction.plans import plan_for
 from headwise.reduction.sharing.change import Sharing
+from headwise.reduction.sharing.options import options, predicted_loss
 from headwise.reduction.widths.change import Widths
 from headwise.runtime import reopen
 from headwise.tracing.example import example_inputs
+from headwise.tracing.fisher import measure_distance
 from tests.reduction.test_cut import edit
 from tests.reduction.test_reduced import greedy
 from tests.tiny import DECODERS, REDUCIBLE, tiny
@@ -173,3 +179,79 @@ def test_a_plan_of_merged_heads_survives_its_file(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert plan.describe()[0] == "kv heads 2 merged to 1, qk dim 2 x 8 > 8, v dim 2 x 8 > 9"
+
+
+def inputs():
+    return [{"input_ids": torch.randint(3, 97, (2, 48), generator=torch.Generator().manual_seed(i))} for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    known = {}
+
+    def profile(name):
+        if name not in known:
+            model = tiny(name)
+            config = hw.InspectConfig(tokens=512, maps=False)
+            known[name] = model, hw.inspect(model, inputs=inputs(), config=config, checks=False)
+        return known[name]
+
+    return profile
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "phi", "gpt2", "opt"])
+def test_measured_bases_at_full_width_are_the_identity(name, profiles):
+    model, profile = profiles(name)
+    whole = [Sharing(2, 2 * layer.qk_dim, 2 * layer.v_dim) for layer in profile.shape.layers]
+    small = build_reduced(model, Plan.make(profile.shape, tuple(whole)), tensors=profile.tensors)
+    with torch.no_grad():
+        assert torch.allclose(small(**inputs()[0]).logits, model(**inputs()[0]).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "gpt2"])
+def test_menus_hold_what_is_predicted_and_costs_what_it_says(name, profiles):
+    _, profile = profiles(name)
+    budget = Budget("keep_kv", 0.5)
+    request = MenuRequest(profile, lambda layer: budget.cost(layer, profile.shape), multiple=2)
+    offered = list(options(request))
+    assert offered
+    for (number, _), option in offered:
+        layer = profile.shape.layers[number]
+        (change,) = option.changes()
+        change.check(layer, "here")
+        assert predicted_loss(layer, profile.layers[number].values, change) == pytest.approx(option.loss, abs=1e-9)
+        assert budget.cost(change.shape(layer), profile.shape) == option.cost
+
+
+def test_the_better_of_merged_and_narrower_heads_is_planned(profiles):
+    """Heads that repeat one another are merged; the model stays nearer, and a refit brings it nearer still."""
+    model, profile = profiles("llama")
+    plan = plan_for(profile, Budget("keep_kv", 0.5), multiple=2)
+    assert any(isinstance(change, Sharing) for changes in plan.layers for change in changes)
+    narrow = Plan.make(profile.shape, (Widths(4, 2, 4, 4, rope_pairs=((0, 1), (0, 1))),) * 3)
+    held_out = profile.held_out()
+    far, near = (
+        measure_distance(model, build_reduced(model, each, tensors=profile.tensors), held_out).divergence
+        for each in (narrow, plan)
+    )
+    assert near < far
+    refitted = hw.compress(model, plan, profile)
+    assert measure_distance(model, refitted, held_out).divergence < near
+
+
+def test_uniform_merges_are_stock_models(profiles):
+    model, profile = profiles("llama")
+    plan = plan_for(profile, Budget("keep_kv", 0.6), multiple=2, uniform=True)
+    small = build_reduced(model, plan, tensors=profile.tensors)
+    assert type(small) is type(model)
+    assert all(isinstance(change, Sharing) for changes in plan.layers for change in changes)
+    assert plan.predicted["loss_increase"] >= plan_for(profile, Budget("keep_kv", 0.6)).predicted["loss_increase"]
+
+
+def test_what_was_not_measured_is_not_merged_along_a_profile(profiles):
+    model, profile = profiles("gpt_neox")
+    plan = Plan.make(profile.shape, (Sharing(2, 12, 8, ((0, 0, 1, 1),) * 2),) * 3)
+    tensors = {name: tensor for name, tensor in profile.tensors.items() if "shared" not in name}
+    with pytest.raises(InputError, match="does not know what merging 2 key/value heads of layer 0"):
+        build_reduced(model, plan, tensors=tensors)
+    assert build_reduced(model, plan, tensors=tensors, method="svd")

@@ -37,12 +37,12 @@ def first_within(
     profile: Profile, budget: Budget, candidates: Iterable[Sequence[Changes]], terms: str
 ) -> Sequence[Changes]:
     """The first of ``candidates``, changes of all layers, that keeps to ``budget``."""
-    shape, limit, cost = profile.shape, budget.limit(profile.shape), 0
+    shape, limit, costs = profile.shape, budget.limit(profile.shape), []
     for layers in candidates:
-        cost = budget.measure(shape.planned(Plan.make(shape, layers)))
-        if cost <= limit:
+        costs.append(budget.measure(shape.planned(Plan.make(shape, layers))))
+        if costs[-1] <= limit:
             return layers
-    raise budget.refusal(shape, cost, terms)
+    raise budget.refusal(shape, min(costs, default=0), terms)
 
 
 def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses: Sequence[float], **facts: Any) -> Plan:

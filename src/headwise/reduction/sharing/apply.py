@@ -123,7 +123,7 @@ def _merged(
     w_v, b_v = _unrolled(torch.stack(merged["v"]), weights.b_v_GV, like)
     rope_pairs = None
     if R:
-        rope_pairs = torch.tensor(pairs, device=like.device)
+        rope_pairs = torch.tensor(pairs, dtype=torch.long, device=like.device)
         if weights.rope_pairs_GP is not None:
             rope_pairs = weights.rope_pairs_GP[0][rope_pairs]
     return replace(

@@ -30,7 +30,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     for number, layer in request.layers():
         values = request.values(number)
         for joined in layer.joinable if "shared_k_damage" in values else ():
-            for option in _options(request, layer, joined, _units(layer, values, joined)):
+            for option in _options(request, layer, joined, units_of(layer, values, joined)):
                 yield (number, ATTENTION), option
 
 
@@ -40,13 +40,24 @@ def predicted_loss(layer: LayerShape, values: Values, change: Change) -> float:
         raise TypeError(f"{change} is no merging of heads.")
     if change.joined not in layer.joinable or "shared_k_damage" not in values:
         return 0.0
-    units, named = _units(layer, values, change.joined), change.pairs(layer)
+    units, named = units_of(layer, values, change.joined), change.pairs(layer)
     total = _cut(units.free, change.qk_dim - 2 * len(named[0])) + _cut(units.values, change.v_dim)
     for row, pairs in zip(units.pairs, named, strict=True):
         for pair in range(layer.rotary // 2):
             own = row[change.joined * pair : change.joined * (pair + 1)]
             total += _cut([own], pairs.count(pair))
     return total
+
+
+def units_of(layer: LayerShape, values: Values, joined: int) -> Units:
+    """What a measured layer says of losing units once so many of its heads are merged into one."""
+    size, half = layer.joinable.index(joined), joined * layer.rotary // 2
+    keys = _rows(values["shared_k_damage"][size], joined * layer.units)
+    return Units(
+        [row[:half] for row in keys],
+        [row[half:] for row in keys],
+        _rows(values["shared_v_damage"][size], joined * layer.v_dim),
+    )
 
 
 def _options(request: MenuRequest, layer: LayerShape, joined: int, units: Units) -> Iterator[Option]:
@@ -68,16 +79,6 @@ def _named(layer: LayerShape, joined: int, units: Units, count: int) -> Pairs | 
     if not layer.rotary:
         return None
     return tuple(tuple(unit // joined for unit in most_felt(row, count)) for row in units.pairs)
-
-
-def _units(layer: LayerShape, values: Values, joined: int) -> Units:
-    size, half = layer.joinable.index(joined), joined * layer.rotary // 2
-    keys = _rows(values["shared_k_damage"][size], joined * layer.units)
-    return Units(
-        [row[:half] for row in keys],
-        [row[half:] for row in keys],
-        _rows(values["shared_v_damage"][size], joined * layer.v_dim),
-    )
 
 
 def _rows(flat: Sequence[float], width: int) -> list[list[float]]:
