@@ -12,6 +12,7 @@ from headwise.planning.menus import MenuRequest
 from headwise.records import Plan, cost_of
 from headwise.records.budget import Budget
 from headwise.records.shape import LayerShape
+from headwise.reduction.bits.change import Bits
 from headwise.reduction.build import build_reduced
 from headwise.reduction.plans import plan_for
 from headwise.reduction.sharing.change import Sharing
@@ -255,3 +256,32 @@ def test_what_was_not_measured_is_not_merged_along_a_profile(profiles):
     with pytest.raises(InputError, match="does not know what merging 2 key/value heads of layer 0"):
         build_reduced(model, plan, tensors=tensors)
     assert build_reduced(model, plan, tensors=tensors, method="svd")
+
+
+def test_bits_may_follow_and_the_cache_reads_them(profiles):
+    model, profile = profiles("llama")
+    layers = []
+    for layer, (change,) in zip(profile.shape.layers, merged(profile.shape, 2, 0.6).layers, strict=True):
+        after = change.shape(layer)
+        keys, values = ("8" * after.qk_dim,) * after.kv_heads, ("8" * after.value_group_width,) * after.value_groups
+        layers.append((change, Bits(keys, values)))
+    plan = Plan.make(profile.shape, tuple(layers))
+    small = hw.compress(model, plan, profile)
+    assert shape_of(small) == profile.shape.planned(plan)
+    ids = inputs()[0]["input_ids"][:, :24]
+    with torch.no_grad():
+        cache = hw.cache(small)
+        small(ids[:, :20], past_key_values=cache, use_cache=True)
+        step = small(ids[:, 20:], past_key_values=cache, use_cache=True).logits
+    assert torch.allclose(step, small(ids).logits[:, 20:], atol=2e-2, rtol=0)
+
+
+def test_merged_heads_are_healed(profiles):
+    model, profile = profiles("llama")
+    small = hw.compress(model, merged(profile.shape, 2, 0.6), profile)
+    text = torch.cat([batch["input_ids"].flatten() for batch in inputs()])
+    config = hw.HealConfig(tokens=512, context=32)
+    healed = hw.heal(small, teacher=model, text=[{"input_ids": text.view(-1, 32)}], config=config)
+    assert shape_of(healed) == shape_of(small)
+    held_out = profile.held_out()
+    assert measure_distance(model, healed, held_out).divergence <= measure_distance(model, small, held_out).divergence
