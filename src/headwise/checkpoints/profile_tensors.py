@@ -46,12 +46,30 @@ def code_kinds(layer: LayerShape) -> Kinds:
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 
+def shared_kinds(layer: LayerShape) -> Kinds:
+    """The tensors that a profile also holds of a layer whose key/value heads were measured together."""
+    if not layer.joinable:
+        return {}
+    G, A, P, F, V = layer.kv_heads, layer.value_groups, layer.rotary // 2, layer.qk_dim - layer.rotary, layer.v_dim
+    J, sizes = G // A, len(layer.joinable)
+    shapes = {
+        "shared_pair_moment": (A, P, J, J, 2),
+        "shared_free_moment": (A, J * F, J * F),
+        "shared_v_moment": (A, J * V, J * V),
+        "shared_k_damage": (sizes, G * layer.units),
+        "shared_v_damage": (sizes, G * V),
+    }
+    return {name: (torch.float32, shape) for name, shape in shapes.items()}
+
+
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
     expected = {}
     for i, layer in enumerate(shape.layers):
-        coded = code_kinds(layer) if any(f"{i}.{name}" in tensors for name in code_kinds(layer)) else {}
-        expected |= {f"{i}.{name}": kind for name, kind in {**layer_kinds(layer), **coded}.items()}
+        own = dict(layer_kinds(layer))
+        for kinds in (code_kinds(layer), shared_kinds(layer)):
+            own |= dict(kinds) if any(f"{i}.{name}" in tensors for name in kinds) else {}
+        expected |= {f"{i}.{name}": kind for name, kind in own.items()}
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
     check_tensors(measured, expected, f"{path}")
     for which in (INPUTS, HELD_OUT):

@@ -90,8 +90,11 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
     for name, norm in zip(family.norms, (weights.norm_q, weights.norm_k), strict=False):
         if norm is not None:
             _put(getattr(module, name), "weight", norm)
+    listed = getattr(module, "rope_pairs", None)
     if weights.rope_pairs_GP is not None:
         module.rope_pairs = weights.rope_pairs_GP.clone()
+    elif listed is not None:
+        module.rope_pairs = torch.arange(listed.shape[1], device=weights.w_k_GKD.device).expand(listed.shape).clone()
 
 
 def balanced(weights: AttentionWeights) -> AttentionWeights:

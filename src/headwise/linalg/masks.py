@@ -49,9 +49,13 @@ def add_fisher(sums: Sums, samples: dict[str, Tensor], sequences: int, outputs: 
     for kind, sample in samples.items():
         parts = sample.double()
         sums.add(f"{kind}_fisher", torch.einsum("ngu,ngw->guw", parts, parts), outputs)
-        whole = parts.unflatten(0, (-1, sequences)).sum(0)
-        sums.add(f"{kind}_whole", whole.square().sum(), outputs)
-        sums.add(f"{kind}_blocks", parts.square().sum(), outputs)
+        add_coherence(sums, kind, parts, sequences, outputs)
+
+
+def add_coherence(sums: Sums, kind: str, sample: Tensor, sequences: int, outputs: int) -> None:
+    """Add squared sums of mask gradients (n, groups, units) over whole sequences, and over their blocks."""
+    sums.add(f"{kind}_whole", sample.unflatten(0, (-1, sequences)).sum(0).square().sum(), outputs)
+    sums.add(f"{kind}_blocks", sample.square().sum(), outputs)
 
 
 def coherence(sums: Sums, kind: str) -> Tensor:

@@ -42,7 +42,9 @@ def fit_queries(
     Conjugate gradients for all heads at once: the normal equations would have (K F)^2 numbers. ``penalty`` shrinks the
     maps, each entry in proportion to its diagonal of the Hessian.
     """
-    weight = hessian_HNKK.diagonal(dim1=-2, dim2=-1).mean(1)[:, :, None] * features_HNF.square().sum(1)[:, None]
+    curvature_HK = hessian_HNKK.diagonal(dim1=-2, dim2=-1).mean(1)
+    rounding = torch.finfo(curvature_HK.dtype).eps * curvature_HK.amax(-1, keepdim=True)  # the rest is no curvature
+    weight = curvature_HK.maximum(rounding)[:, :, None] * features_HNF.square().sum(1)[:, None]
     weight = weight.clamp(min=torch.finfo(weight.dtype).tiny ** 0.5)
 
     def gather(x_HNK: Tensor) -> Tensor:

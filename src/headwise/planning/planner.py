@@ -15,6 +15,8 @@ from headwise.records.cost import cost_of
 from headwise.records.plan import Changes, Plan, in_order
 from headwise.records.profile import Profile
 
+CONFLICTING = "Not all of these budgets can be kept at once with {}, though each of them can."
+
 
 def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tuple[Changes, ...]:
     """The changes of each layer that keep to ``budget`` at the least predicted loss, one option of each menu.
@@ -35,7 +37,7 @@ def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tupl
         raise InputError("This model has nothing to plan: its attention is latent (MLA), was removed, or is protected.")
     chosen = choose(options, limits[0]) if len(limits) == 1 else choose_within(options, limits)
     if chosen is None:
-        raise BudgetError(f"Not all of these budgets can be kept at once with {terms}, though each of them can.")
+        raise BudgetError(CONFLICTING.format(terms))
     changes: list[list[Any]] = [[] for _ in shape.layers]
     for (layer, _), option in zip(menus, chosen, strict=True):
         changes[layer] += option.changes()
@@ -54,15 +56,18 @@ def first_within(
     profile: Profile, budget: Budget, candidates: Iterable[Sequence[Changes]], terms: str
 ) -> Sequence[Changes]:
     """The first of ``candidates``, changes of all layers, that keeps to ``budget``."""
-    shape, over, cost = profile.shape, budget, 0
+    shape, costs = profile.shape, []
     limits = [(each, each.limit(shape)) for each in budget.each()]
     for layers in candidates:
         after = shape.planned(Plan.make(shape, layers))
-        broken = ((each, each.measure(after)) for each, limit in limits if each.measure(after) > limit)
-        over, cost = next(broken, (None, 0))
-        if over is None:
+        costs.append([each.measure(after) for each, _ in limits])
+        if all(cost <= limit for cost, (_, limit) in zip(costs[-1], limits, strict=True)):
             return layers
-    raise over.refusal(shape, cost, terms)
+    for place, (each, limit) in enumerate(limits):
+        feasible = min((row[place] for row in costs), default=0)
+        if feasible > limit or not costs:
+            raise each.refusal(shape, feasible, terms)
+    raise BudgetError(CONFLICTING.format(terms))
 
 
 def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses: Sequence[float], **facts: Any) -> Plan:

@@ -168,9 +168,19 @@ QUANTITIES: dict[str, Quantity] = {
         "The same for keys before RoPE and values together, in the coordinates that both of a group share in a joint "
         "latent, dearest first.",
     ),
+    "shared_k_damage": Quantity(
+        ("size", "shared unit"),
+        "The same as qk_unit_damage for each unit of the keys of neighbouring key/value heads merged into one: for "
+        "each number of heads that may be merged, of all merged heads the RoPE pairs by frequency, then free "
+        "directions by weight.",
+    ),
+    "shared_v_damage": Quantity(
+        ("size", "shared value"), "The same for each value direction of merged heads, by weight."
+    ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
 CACHED = ("k_bit_damage", "v_bit_damage", "kv_bit_damage")  # of layers whose cache can be packed
+SHARED = ("shared_k_damage", "shared_v_damage")  # of layers with key/value heads that can be merged
 SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
 HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
 
@@ -208,7 +218,7 @@ class LayerProfile:
         """Whether a whole profile has ``name`` of this layer."""
         if name == "jacobian_exponent":
             return len(self.lengths) > 1
-        return bool(layer.rotary) if name.startswith("rope") else name not in (*SAMPLED, *CACHED)
+        return bool(layer.rotary) if name.startswith("rope") else name not in (*SAMPLED, *CACHED, *SHARED)
 
     def _length(self, axis: str, name: str, layer: LayerShape) -> int | None:
         """How long lists along ``axis`` are; None where any length will do."""
@@ -228,6 +238,9 @@ class LayerProfile:
             "value coordinate": layer.value_group_width,
             "joint coordinate": layer.joint_group_width,
             "dim": full + 1,
+            "size": len(layer.joinable),
+            "shared unit": layer.kv_heads * layer.units,
+            "shared value": layer.kv_heads * layer.v_dim,
         }
         return lengths.get(axis)
 

@@ -133,6 +133,14 @@ class LayerShape:
         return self.kv_heads * (self.qk_dim + self.v_dim) // self.value_groups if self.heads else 0
 
     @property
+    def joinable(self) -> tuple[int, ...]:
+        """How many neighbouring key/value heads may be merged into one: those of a group of values, or fewer."""
+        if not self.heads or self.latent or self.norm != "none" or self.cache != "tokens":
+            return ()
+        group = self.kv_heads // self.value_groups
+        return tuple(size for size in range(2, group + 1) if not group % size)
+
+    @property
     def cached_per_token(self) -> int:
         """Numbers the KV cache keeps for one token of this layer."""
         if self.cache == "none" or not self.heads:

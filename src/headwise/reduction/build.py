@@ -19,7 +19,7 @@ from headwise.files.errors import InputError
 from headwise.records.plan import Plan
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.reduction.apply import Method, apply_changes, statistics_of
-from headwise.reduction.config import entries_of, per_layer_config
+from headwise.reduction.config import per_layer_config
 from headwise.reduction.kinds import kinds
 from headwise.reduction.stock import stock_config
 
@@ -50,7 +50,7 @@ def build_reduced(
     if form == "stock" and isinstance(stock, str):
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
-        config, kind = per_layer_config(model, shape, after, entries_of(plan)), per_layer_class_of(model)
+        config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
         config, kind = stock, stock_class_of(model)
     config.__dict__.pop(CACHE_ENTRY, None)

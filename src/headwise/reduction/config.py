@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
-from headwise.records.plan import Plan
+from headwise.records.plan import Changes
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.runtime import modeling_headwise
 
@@ -20,26 +20,27 @@ from headwise.runtime import modeling_headwise
 class Kept:
     """One attention layer of a block that stays, as it will be; ``index`` is the block's new number in its stack.
 
-    ``entry`` is what its changes put into the config.
+    ``entry`` is what its changes put into the config, ``listed`` whether its heads name their RoPE pairs.
     """
 
     site: Site
     layer: LayerShape
     index: int
     entry: Mapping[str, Any]
+    listed: bool
 
 
 def per_layer_config(
     model: PreTrainedModel,
     shape: ModelShape,
     after: Sequence[LayerShape | None],
-    entries: Sequence[Mapping[str, Any]],
+    layers: Sequence[Changes],
 ) -> PreTrainedConfig:
     """The config of ``model``, of ``shape``, in headwise's per-layer form, when its layers are those of ``after``.
 
-    None drops a block; ``entries`` are what changes say of each layer besides its shape.
+    None drops a block; ``layers`` holds the changes that make them so.
     """
-    kept = _kept(model, after, entries)
+    kept = _kept(model, after, layers)
     family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
     config = _plain_copy(model.config)
     kinds: Sequence[str | None] = [None] * len(kept)
@@ -49,31 +50,32 @@ def per_layer_config(
         stay = [kind for kind, layer in zip(config.layer_types, after, strict=True) if layer is not None]
         kinds = config.layer_types = _lend_kinds(stay, [bool(each.layer.heads) for each in kept])
     pairs = rotary_width(model) // 2
-    layers = [_layer_entry(each, slot, pairs) for each, slot in zip(kept, _slots(kept, kinds), strict=True)]
+    rows = [_layer_entry(each, slot, pairs) for each, slot in zip(kept, _slots(kept, kinds), strict=True)]
     config.headwise = {
         "base": base,
         "names": {"q": family.q, "k": family.k, "v": family.v, "fused": family.fused, "norms": list(family.norms)},
-        "layers": layers,
+        "layers": rows,
     }
     config.auto_map = auto_map(base, stock)
     config.architectures = [modeling_headwise.PREFIX + stock.__name__]
     if len(family.stacks) == 1:
-        _state_per_layer(config, layers, shape)
+        _state_per_layer(config, rows, shape)
     return config
 
 
-def entries_of(plan: Plan) -> list[dict[str, Any]]:
-    """For each layer what its changes put into the config, by kind."""
-    return [{change.kind: entry for change in changes if (entry := change.entry())} for changes in plan.layers]
+def entry_of(changes: Changes) -> dict[str, Any]:
+    """What the changes of a layer put into the config, by kind."""
+    return {change.kind: entry for change in changes if (entry := change.entry())}
 
 
-def _kept(
-    model: PreTrainedModel, after: Sequence[LayerShape | None], entries: Sequence[Mapping[str, Any]]
-) -> list[Kept]:
+def _kept(model: PreTrainedModel, after: Sequence[LayerShape | None], layers: Sequence[Changes]) -> list[Kept]:
     kept: list[Kept] = []
-    for site, layer, entry in zip(sites_of(model), after, entries, strict=True):
+    for site, layer, changes in zip(sites_of(model), after, layers, strict=True):
         if layer is not None:
-            kept.append(Kept(site, layer, sum(each.site.stack is site.stack for each in kept), entry))
+            index = sum(each.site.stack is site.stack for each in kept)
+            listed = getattr(site.module, "rope_pairs", None) is not None
+            named = any(change.kept_pairs() is not None for change in changes)
+            kept.append(Kept(site, layer, index, entry_of(changes), listed or named))
     return kept
 
 
@@ -130,7 +132,7 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
         "kv_heads": layer.kv_heads,
         "qk_dim": layer.qk_dim,
         "v_dim": layer.v_dim,
-        "pairs": None if pairs == full_pairs else pairs,
+        "pairs": pairs if kept.listed or pairs != full_pairs else None,
         "norm": layer.norm,
         "scale": float(site.module.scaling),
         "slot": slot,

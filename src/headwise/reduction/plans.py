@@ -14,6 +14,7 @@ from headwise.records.budget import Budget
 from headwise.records.plan import Changes, Plan
 from headwise.records.profile import Profile
 from headwise.reduction.kinds import kinds, predicted_loss
+from headwise.reduction.sharing.uniform import uniform_merges
 from headwise.reduction.widths.uniform import uniform_layers
 
 
@@ -29,9 +30,9 @@ def plan_for(
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one set of RoPE pairs, as stock formats want it. ``cache`` says how the KV cache may be rounded: "mixed" gives each
-    coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
-    are made anew, "int8" and "int4" one width or none, "none" leaves it as it is.
+    one list of RoPE pairs, and as many merged heads, as stock formats want it. ``cache`` says how the KV cache may be
+    rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also
+    offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
@@ -39,7 +40,8 @@ def plan_for(
         cache = "latent"  # slow, but then so slow as is allowed
     layers: Sequence[Changes]
     if uniform:
-        candidates = uniform_layers(profile, multiple)
+        candidates = [*uniform_layers(profile, multiple), *uniform_merges(profile, multiple)]
+        candidates.sort(key=lambda each: sum(predicted_losses(profile, each)))
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
     else:
         menus = menus_for(profile, budget, multiple, protect, cache)

@@ -16,7 +16,7 @@ from headwise.families.sites import base_type
 from headwise.records.change import Pairs
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape, ModelShape
-from headwise.reduction.config import entries_of
+from headwise.reduction.config import entry_of
 
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
 
@@ -26,7 +26,7 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
     config = model.config
     after = plan.after(shape)
     kept = [
-        (before, layer, _pairs(changes))
+        (before, layer, _pairs(before, layer, changes))
         for before, layer, changes in zip(shape.layers, after, plan.layers, strict=True)
         if layer is not None
     ]
@@ -34,7 +34,7 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
         return "the model has per-layer shapes already"
     if any(not layer.heads for _, layer, _ in kept):
         return "some layers have no attention"
-    if any(entries_of(plan)):
+    if any(map(entry_of, plan.layers)):
         return "its changes say more of its layers than a stock config can"
     shortened = copy.deepcopy(config)
     shortened.__dict__.pop("auto_map", None)  # of a repository that also brings code of its own
@@ -48,15 +48,18 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
     if len({layer.dims for _, layer, _ in kept}) > 1 or len(family_of(base_type(config)).stacks) > 1:
         return "its layers differ in shape"
     before, layer, _ = kept[0]
-    return _smaller_heads(model, shortened, before.rotary, layer, [pairs for _, _, pairs in kept])
+    return _other_heads(model, shortened, before.rotary, layer, [pairs for _, _, pairs in kept])
 
 
-def _pairs(changes: Changes) -> Pairs | None:
-    """The RoPE pairs that a layer keeps, where its changes name them."""
-    return next((pairs for change in reversed(changes) if (pairs := change.kept_pairs()) is not None), None)
+def _pairs(before: LayerShape, layer: LayerShape, changes: Changes) -> Pairs | None:
+    """The RoPE pairs that a layer keeps; None where that takes more than one of its changes to tell."""
+    named = [pairs for change in changes if (pairs := change.kept_pairs()) is not None]
+    if not named and layer.rotary == before.rotary:
+        return (tuple(range(before.rotary // 2)),)
+    return named[0] if len(named) == 1 else None
 
 
-def _smaller_heads(
+def _other_heads(
     model: PreTrainedModel, config: PreTrainedConfig, rotary: int, layer: LayerShape, pairs: list[Pairs | None]
 ) -> PreTrainedConfig | str:
     family = family_of(base_type(config))
@@ -66,13 +69,15 @@ def _smaller_heads(
         return "queries/keys and values differ in width"
     if layer.heads != layer.kv_heads and not hasattr(config, "num_key_value_heads"):
         return f"{config.model_type} has no grouped key/value heads"
-    if rotary and layer.qk_dim < rotary:
-        sets = {frozenset(own) for each in pairs for own in each or ()}
-        if len(sets) != 1 or None in pairs:
+    lists = {tuple(sorted(own)) for each in pairs for own in each or ()}
+    if rotary and (None in pairs or lists != {tuple(range(rotary // 2))}):
+        if len(lists) != 1 or None in pairs:
             return "its heads keep different RoPE pairs"
+        if layer.rotary != layer.qk_dim:
+            return "its heads keep dimensions that do not turn"
         if not family.rope_list or config.rope_parameters.get("rope_type") not in FIXED_ROPE:
             return f"{config.model_type} with this kind of RoPE cannot list its frequencies"
-        config.rope_parameters = _listed_frequencies(model, config, sorted(sets.pop()))
+        config.rope_parameters = _listed_frequencies(model, config, list(lists.pop()))
     config.num_attention_heads = layer.heads
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = layer.kv_heads

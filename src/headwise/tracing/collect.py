@@ -23,6 +23,7 @@ from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
+from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
 from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
@@ -48,6 +49,9 @@ class Collector:
         self.grams: dict[int, Tensor] = {}
         self.packable = packable(model, shape)
         self.coded: dict[int, dict[str, Basis]] = {}
+        alike = (getattr(site.module, "rope_pairs", None) is None for site in self.sites)
+        self.mergeable = [same and bool(layer.joinable) for same, layer in zip(alike, self.layers, strict=True)]
+        self.shared: dict[int, Bases] = {}
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -70,6 +74,8 @@ class Collector:
             _add_moments(sums, attention)
             if self.packable[i]:
                 add_cached(sums, self.layers[i], attention, turns, self._pairs(path))
+            if self.mergeable[i]:
+                add_between_heads(sums, self.layers[i], attention)
             if not self.maps:
                 return
             add_overlap(sums, attention)
@@ -93,6 +99,9 @@ class Collector:
             self.units[i] = key_units(by_group(sums.mean("q_moment"), G), centred_keys(sums), layout_of(site, layer))
             self.grams[i] = _output_gram(site, layer)
             self.bases[i] = weighted_basis(by_group(self.grams[i], G), by_group(sums.mean("out_moment"), G))
+            if self.mergeable[i]:
+                moments, gram = between_heads(layer, sums), by_group(self.grams[i], G)
+                self.shared[i] = {joined: measured_basis(moments, joined, gram) for joined in layer.joinable}
 
     def differentiate(self, batch: Batch, seed: int) -> None:
         """Second pass: gradients of the masks on every unit, and what cut heads would do to rows and outputs."""
@@ -101,13 +110,15 @@ class Collector:
 
         def see(path: str, attention: Attention) -> None:
             if torch.is_grad_enabled():
-                self._add_gradients(self.index[path], attention, drawn)
-                if self.packable[self.index[path]]:
-                    i = self.index[path]
+                i = self.index[path]
+                self._add_gradients(i, attention, drawn)
+                if self.packable[i]:
                     watch_gradients(self.sums[i], self.layers[i], attention, turns, self._pairs(path))
+                if self.mergeable[i]:
+                    watch_units(self.sums[i], attention, self.shared[i], drawn)
                 if self.maps:
                     with torch.no_grad():
-                        self._add_cuts(self.index[path], attention)
+                        self._add_cuts(i, attention)
 
         lean = self.maps or self._activations(batch) > ACTIVATIONS
         through = gradient_checkpointing if lean else block_inputs_require_grad

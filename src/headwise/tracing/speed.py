@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.records.packing import RECENT
 from headwise.records.scores import Rate, Speed
 from headwise.runtime.cache import CacheSpec, PackedCache
 from headwise.runtime.reopen import cache_bytes
@@ -31,9 +32,9 @@ def cache_per_token(model: PreTrainedModel, codes: CacheSpec | None = None) -> f
 
     Of a packed cache (``codes``) what each token adds: the levels of its coordinates and first tokens are there once.
     """
-    ids = example_inputs(model, PROMPT)["input_ids"]
     if codes is not None:
-        return _growth(model, codes, ids)
+        return _growth(model, codes)
+    ids = example_inputs(model, PROMPT)["input_ids"]
     with torch.inference_mode():
         generated = cast(Any, model).generate(
             ids,
@@ -48,8 +49,9 @@ def cache_per_token(model: PreTrainedModel, codes: CacheSpec | None = None) -> f
     return cache_bytes(generated.past_key_values) / (rows * (tokens - 1))  # the last token has not been read yet
 
 
-def _growth(model: PreTrainedModel, codes: CacheSpec, ids: Tensor) -> float:
-    """Bytes that one more token of one sequence adds to a packed cache, by a real one."""
+def _growth(model: PreTrainedModel, codes: CacheSpec) -> float:
+    """Bytes that one more token of one sequence adds to a packed cache, by a real one, which packs several at once."""
+    ids = example_inputs(model, RECENT)["input_ids"]
     before = model.config._attn_implementation or "sdpa"
     cache, sizes = PackedCache(model, codes), []
     try:

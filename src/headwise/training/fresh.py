@@ -53,7 +53,7 @@ def _class_and_config(plan: Plan, shape: ModelShape) -> tuple[type[PreTrainedMod
     widest = max(layer.qk_dim for layer in shape.layers)
     stated = next(count for count in range(heads, 0, -1) if plan.width % count == 0)  # stock code wants a divisor
     dense = empty_model(stock_class, config_class(**_numbers(plan, stated, stated, widest)))
-    config = per_layer_config(dense, shape_of(dense), shape.layers, [{}] * len(shape.layers))
+    config = per_layer_config(dense, shape_of(dense), shape.layers, [()] * len(shape.layers))
     for entry in config.headwise["layers"]:
         if entry["heads"]:
             entry["scale"] = entry["qk_dim"] ** -0.5

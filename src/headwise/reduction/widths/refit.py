@@ -23,6 +23,7 @@ from headwise.linalg.attention import Attention
 from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
+from headwise.reduction.sharing.change import Sharing
 from headwise.reduction.widths.apply import keep_heads, kept_heads
 from headwise.reduction.widths.change import Widths
 from headwise.runtime.modeling_headwise import rotate
@@ -30,6 +31,7 @@ from headwise.tracing.probe import watching
 from headwise.tracing.stream import Stream
 
 QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
+HESSIANS = 1 << 28  # numbers in the Hessians of all rows, at most: of wide heads there are fewer rows
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
 Piece = Literal["queries", "temperature", "outputs"]
@@ -37,11 +39,11 @@ Piece = Literal["queries", "temperature", "outputs"]
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One attention before and after its changes; ``widths`` where those are its only change."""
+    """One attention before and after its changes; ``cut`` is its only change, where that is a cut."""
 
     site: Site
     layer: LayerShape
-    widths: Widths | None
+    cut: Widths | Sharing | None
     own: Site
     own_layer: LayerShape
 
@@ -64,7 +66,7 @@ def refit_model(
     sites, shape = sites_of(model), shape_of(model)
     new = iter(zip(sites_of(reduced), shape_of(reduced).layers, strict=True))
     pairs = {
-        site.path: None if after is None else _Pair(site, layer, _only_widths(changes), *next(new))
+        site.path: None if after is None else _Pair(site, layer, _only_cut(changes), *next(new))
         for site, layer, changes, after in zip(sites, shape.layers, plan.layers, plan.after(shape), strict=True)
     }
     blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site in sites))
@@ -83,9 +85,9 @@ def refit_model(
     progress(done, len(blocks), "refitting")
 
 
-def _only_widths(changes: Changes) -> Widths | None:
+def _only_cut(changes: Changes) -> Widths | Sharing | None:
     change = changes[0] if len(changes) == 1 else None
-    return change if isinstance(change, Widths) else None
+    return change if isinstance(change, Widths | Sharing) else None
 
 
 class _Fitter:
@@ -127,12 +129,12 @@ class _Fitter:
         self.i += 1
 
     def _queries(self, pair: _Pair) -> _Queries | None:
-        widths = pair.widths
-        if widths is None or widths.qk_dim == pair.layer.qk_dim:
+        cut = pair.cut
+        if cut is None or cut.qk_dim == pair.layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1):
             return None
         if pair.site.family.norms or not set(self.pieces) - {"outputs"}:
             return None
-        return _Queries(pair.site, pair.layer, widths, pair.own, pair.own_layer, self.tokens)
+        return _Queries(pair.site, pair.layer, cut, pair.own, pair.own_layer, self.tokens)
 
 
 def _beginnings(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -152,14 +154,16 @@ class _Queries:
     """The queries of one layer, on their way to being fitted."""
 
     def __init__(
-        self, site: Site, layer: LayerShape, change: Widths, new: Site, new_layer: LayerShape, tokens: int
+        self, site: Site, layer: LayerShape, change: Widths | Sharing, new: Site, new_layer: LayerShape, tokens: int
     ) -> None:
         self.site, self.new = site, new
-        dense = keep_heads(read_attention(site, layer.rotary), change, layer)
+        dense, self.heads = read_attention(site, layer.rotary), torch.arange(layer.heads)
+        if isinstance(change, Widths):
+            dense, self.heads = keep_heads(dense, change, layer), kept_heads(change, layer)
         self.w_q, self.b_q = dense.w_q_HKD, dense.b_q_HK
         self.weights = read_attention(new, new_layer.rotary)
-        self.heads = kept_heads(change, layer)
-        self.stride = max(1, tokens // QUERIES)
+        rows = min(QUERIES, max(1, HESSIANS // (new_layer.heads * new_layer.qk_dim**2)))
+        self.stride = max(1, tokens // rows)
         self.hessians: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.features: list[Tensor] = []

@@ -21,6 +21,7 @@ from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
 from headwise.tracing.coded import importances
 from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
+from headwise.tracing.shared import between_heads, unit_damage
 
 BY_LENGTH = (
     "hard_rank",
@@ -47,6 +48,8 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     quantities: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
     if i in collector.coded:
         quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
+    if i in collector.shared:
+        quantities |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(layer, sums).items()}
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),
@@ -86,6 +89,9 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         keys, *mapped = (collector.coded[i][name] for name in ("k", "v", "kv"))
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
         tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
+    if i in collector.shared:
+        tensors |= between_heads(collector.layers[i], sums)
+        tensors |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(collector.layers[i], sums).items()}
     return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
 
 
