@@ -46,12 +46,18 @@ def code_kinds(layer: LayerShape) -> Kinds:
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 
+def mlp_kinds(layer: LayerShape) -> Kinds:
+    """The tensor that a profile also holds of a layer whose MLP can be cut: its channels, the one felt most first."""
+    return {} if layer.mlp is None else {"mlp_order": (torch.int32, (layer.mlp.channels,))}
+
+
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
     expected = {}
     for i, layer in enumerate(shape.layers):
         coded = code_kinds(layer) if any(f"{i}.{name}" in tensors for name in code_kinds(layer)) else {}
-        expected |= {f"{i}.{name}": kind for name, kind in {**layer_kinds(layer), **coded}.items()}
+        cut = {name: kind for name, kind in mlp_kinds(layer).items() if f"{i}.{name}" in tensors}
+        expected |= {f"{i}.{name}": kind for name, kind in {**layer_kinds(layer), **coded, **cut}.items()}
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}
     check_tensors(measured, expected, f"{path}")
     for which in (INPUTS, HELD_OUT):

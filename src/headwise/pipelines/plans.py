@@ -20,6 +20,7 @@ def plan(
     profile: Profile | Path | str,
     *,
     keep_kv: float | None = None,
+    keep_params: float | None = None,
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
     fit: str | None = None,
@@ -36,8 +37,8 @@ def plan(
 ) -> Plan:
     """What every layer keeps so that one budget is kept to where the loss feels it least.
 
-    ``profile`` is what `inspect` measured, or the folder of it. The budget is one of: a share of the KV cache or of the
-    attention parameters, bytes of the cache for each token, memory to fit into ("8GB at 32k x 4"), or how much the
+    ``profile`` is what `inspect` measured, or the folder of it. The budget is one of: a share of the KV cache, of the
+    parameters of the blocks or of the attention parameters, bytes of the cache for each token, memory to fit into ("8GB at 32k x 4"), or how much the
     measured loss (or perplexity) may rise. The last two build and run about six reduced versions of the ``model`` that
     was measured, on what the profile held out or on ``text``. The plan prints as a table.
 
@@ -47,7 +48,7 @@ def plan(
     True
     """
     config, cache = config or PlanConfig(), cache or CacheConfig()
-    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit)
+    amounts = BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, fit)
     bound = BoundConfig(max_loss_increase, max_ppl_increase)
     budget = read_budget(amounts, bound, cache)
     if budget is not None:

@@ -14,10 +14,11 @@ from headwise.files.reading import Reader
 from headwise.records.cost import DTYPE_BYTES, cost_of
 from headwise.records.shape import LayerShape, ModelShape
 
-Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit"]
-SHARES = ("keep_kv", "keep_attention_params")
+Kind = Literal["keep_kv", "keep_params", "keep_attention_params", "kv_bytes_per_token", "fit"]
+SHARES = ("keep_kv", "keep_params", "keep_attention_params")
 WORDS = {
     "keep_kv": "KV cache",
+    "keep_params": "parameters of the blocks",
     "keep_attention_params": "attention parameters",
     "kv_bytes_per_token": "KV cache per token",
     "fit": "memory for weights and KV cache",
@@ -73,6 +74,7 @@ class Budget:
         cost = cost_of(shape, self.tokens(shape), self.batch, self.dtype)
         limited = {
             "keep_kv": cost.kv_bytes,
+            "keep_params": shape.block_parameters(),
             "keep_attention_params": cost.attention_parameters,
             "kv_bytes_per_token": cost.kv_bytes_per_token,
             "fit": cost.total_parameters * DTYPE_BYTES[self.dtype] + cost.kv_bytes,
@@ -86,6 +88,9 @@ class Budget:
         parameters = layer.parameters(shape.width)
         if self.kind == "keep_attention_params":
             return parameters
+        in_block = parameters + layer.own_norm + layer.rest_parameters
+        if self.kind == "keep_params":
+            return in_block
         bytes_each = DTYPE_BYTES[self.dtype]
         if self.kind == "kv_bytes_per_token":
             return layer.token_bytes(bytes_each) if layer.cache == "tokens" else 0
@@ -93,7 +98,7 @@ class Budget:
         cached = layer.cache_bytes(tokens, self.batch, bytes_each)
         if self.kind == "keep_kv":
             return cached
-        return cached + (parameters + layer.own_norm + layer.rest_parameters) * bytes_each
+        return cached + in_block * bytes_each
 
     def limit(self, shape: ModelShape) -> int:
         """The most that `measure` may give after planning for the model of ``shape``."""

@@ -17,6 +17,7 @@ KIND = "profile"
 VERSION = 2
 SHARES = (0.9, 0.95, 0.99)
 DIGITS = 5
+MLP_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +169,15 @@ QUANTITIES: dict[str, Quantity] = {
         "The same for keys before RoPE and values together, in the coordinates that both of a group share in a joint "
         "latent, dearest first.",
     ),
+    "mlp_damage": Quantity(
+        ("sixty-fourth",),
+        "Predicted loss increase of keeping 0, 1/64, ... all of the MLP's channels, the least felt cut first, token by "
+        "token, in nats as above. Large cuts cost more than this.",
+    ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
 CACHED = ("k_bit_damage", "v_bit_damage", "kv_bit_damage")  # of layers whose cache can be packed
+MLP = ("mlp_damage",)  # of layers whose block has one that can be cut
 SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
 HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
 
@@ -208,7 +215,7 @@ class LayerProfile:
         """Whether a whole profile has ``name`` of this layer."""
         if name == "jacobian_exponent":
             return len(self.lengths) > 1
-        return bool(layer.rotary) if name.startswith("rope") else name not in (*SAMPLED, *CACHED)
+        return bool(layer.rotary) if name.startswith("rope") else name not in (*SAMPLED, *CACHED, *MLP)
 
     def _length(self, axis: str, name: str, layer: LayerShape) -> int | None:
         """How long lists along ``axis`` are; None where any length will do."""
@@ -228,6 +235,7 @@ class LayerProfile:
             "value coordinate": layer.value_group_width,
             "joint coordinate": layer.joint_group_width,
             "dim": full + 1,
+            "sixty-fourth": MLP_PARTS + 1,
         }
         return lengths.get(axis)
 

@@ -79,6 +79,9 @@ class BudgetConfig:
     """What the reduced model may cost: one of these."""
 
     keep_kv: float | None = option(None, "Share of the KV cache to keep: 0.75 or 75%.", read=read_share)
+    keep_params: float | None = option(
+        None, "Share of the parameters of the blocks to keep: of everything but embeddings and head.", read=read_share
+    )
     keep_attention_params: float | None = option(
         None, "Share of the attention parameters to keep, for models without a cache.", read=read_share
     )
@@ -142,7 +145,8 @@ class CompressConfig:
     )
     refit: str | None = option(
         None,
-        "What to fit to the dense model afterwards: queries,outputs (by default, with weighted), temperature, or none.",
+        "What to fit to the dense model afterwards: queries,outputs,downs (by default, with weighted), temperature, or "
+        "none.",
         metavar="PIECES",
     )
 

@@ -26,6 +26,7 @@ BUILT_IN = (
     "headwise.reduction.removal",
     "headwise.reduction.bits",
     "headwise.reduction.latent",
+    "headwise.reduction.mlp",
 )
 
 

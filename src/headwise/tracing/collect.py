@@ -18,6 +18,7 @@ from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.tracing.channels import watching_channels
 from headwise.tracing.coded import add_cached, coded_bases, packable, watch_gradients
 from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
@@ -109,12 +110,18 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
+        def see_channels(i: int, squares_M: Tensor) -> None:
+            if not squares_M.isfinite().all():
+                raise InputError(f"The gradients in {self.sites[i].block_path} are NaN or infinite; try it in float32.")
+            self.sums[i].add("mlp_fisher", squares_M, drawn[0])
+
         lean = self.maps or self._activations(batch) > ACTIVATIONS
         through = gradient_checkpointing if lean else block_inputs_require_grad
         with (
             frozen(self.model),
             turning(self.model) as turns,
             watching(self.model, see),
+            watching_channels(self.sites, see_channels),
             through(self.model),
             torch.enable_grad(),
         ):

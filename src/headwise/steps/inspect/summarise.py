@@ -16,7 +16,7 @@ from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
 from headwise.planning.sensitivity import best_split, cut_curve
-from headwise.records.profile import SHARES, LayerProfile, rounded
+from headwise.records.profile import MLP_PARTS, SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
 from headwise.tracing.coded import importances
@@ -47,6 +47,8 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     quantities: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
     if i in collector.coded:
         quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
+    if sums.has("mlp_fisher"):
+        quantities["mlp_damage"] = _channel_damage(sums)
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),
@@ -86,7 +88,13 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         keys, *mapped = (collector.coded[i][name] for name in ("k", "v", "kv"))
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
         tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
-    return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
+    if sums.has("mlp_fisher"):
+        order = sums.mean("mlp_fisher").argsort(descending=True, stable=True)
+        tensors["mlp_order"] = order.to(torch.int32)
+    return {
+        f"{i}.{name}": (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def _lengths(sums: Sums) -> tuple[int, ...]:
@@ -200,3 +208,9 @@ def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
         "qk_pairs": [0 if split is None else split[1] for split in splits],
         "v_damage": values,
     }
+
+
+def _channel_damage(sums: Sums) -> list[float]:
+    """Predicted loss increase of keeping each sixty-fourth of the MLP's channels."""
+    curve = cut_curve([(sums.mean("mlp_fisher") / 2).tolist()])
+    return [curve[round(part * (len(curve) - 1) / MLP_PARTS)] for part in range(MLP_PARTS + 1)]
