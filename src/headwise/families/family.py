@@ -12,10 +12,9 @@ from headwise.records.shape import Cache
 class Mlp:
     """Where the MLP of a block is; paths start at the block. ``fused``: ``up`` holds the gate in front of itself.
 
-    ``norms`` feed (or follow) it alone and are removed with it; where a config flag decides that, ``norms_if`` names it.
-    ``norm_behind`` says that one stands between ``down`` and the residual stream, ``norm_after`` that one stands behind
-    their sum, so that ``up`` reads what ``down`` is added to; unset ``norms_if`` means so too. ``width`` is the name of
-    the channels in the config.
+    ``norms`` feed (or follow) it alone and are removed with it, but where the config flag ``norms_if`` is off: then, as
+    with ``norm_after``, a norm stands behind the sum of what ``up`` reads and ``down`` adds. ``norm_behind`` says that
+    one stands between ``down`` and the residual stream. ``width`` is the name of the channels in the config.
     """
 
     up: str = "mlp.up_proj"

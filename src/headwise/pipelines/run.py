@@ -93,7 +93,9 @@ def run(
     """
     config = config or RunConfig()
     _check_given(text, eval_text, inputs, eval_inputs)
-    given = given_budget(BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, fit), cache or CacheConfig())
+    given = given_budget(
+        BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, fit), cache or CacheConfig()
+    )
     if output is not None:
         names = (_names(text, "text"), _names(eval_text, "eval_text"))
         return _run_folder(model, Path(output), given, names, (inputs, eval_inputs), config, progress)

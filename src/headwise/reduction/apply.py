@@ -52,7 +52,7 @@ def apply_changes(
     for change in changes:
         if after is None or shape is None:
             break
-        if change.part == "attention":
+        if change.acts_on == "attention":
             after = kind_of(change).part("apply").apply(after, change, shape, statistics)
         shape = change.shape(shape)
     return after, shape
@@ -64,7 +64,7 @@ def apply_to_mlp(
     """Weights of the MLP of ``layer`` after ``changes``; None where nothing of it is left."""
     after: MlpWeights | None = weights
     for change in changes:
-        if change.part == "mlp" and after is not None:
+        if change.acts_on == "mlp" and after is not None:
             after = kind_of(change).part("apply").apply(after, change, layer, statistics)
     return after
 

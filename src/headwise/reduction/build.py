@@ -127,7 +127,7 @@ def _fill_changed(
 
 def _fill_mlp(site: Site, new: Site, layer: LayerShape, changes: Changes, statistics: Statistics | None) -> None:
     before, after = mlp_of(site), mlp_of(new)
-    if before is None or after is None or all(change.part != "mlp" for change in changes):
+    if before is None or after is None or all(change.acts_on != "mlp" for change in changes):
         return
     kept = apply_to_mlp(read_mlp(before), layer, changes, statistics)
     if kept is not None:

@@ -56,9 +56,7 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
     return _smaller_heads(model, shortened, before.rotary, layer, [pairs for _, _, pairs in kept])
 
 
-def _state_channels(
-    model: PreTrainedModel, config: PreTrainedConfig, after: Sequence[LayerShape | None]
-) -> str | None:
+def _state_channels(model: PreTrainedModel, config: PreTrainedConfig, after: Sequence[LayerShape | None]) -> str | None:
     """Put the channels of all MLPs into ``config``; the reason where it cannot say them."""
     channels: dict[Mlp, set[int]] = {}
     for site, layer in zip(sites_of(model), after, strict=True):

@@ -177,7 +177,7 @@ def read_pieces(text: str) -> tuple[Piece, ...]:
     names = tuple(part.strip() for part in text.split(","))
     unknown = [name for name in names if name not in get_args(Piece)]
     if unknown or {"queries", "temperature"} <= set(names):
-        raise InputError(f"Fit queries or temperature, and outputs, or none; got {text!r}.")
+        raise InputError(f"Fit queries or temperature, outputs and downs, or none; got {text!r}.")
     return cast(tuple[Piece, ...], names)
 
 

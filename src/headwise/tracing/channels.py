@@ -36,6 +36,8 @@ def _watch(down: nn.Module, number: int, see: See) -> RemovableHandle:
         if not torch.is_grad_enabled() or not args[0].requires_grad:
             return
         x = args[0].detach()  # a hook must not hold the tensor it hangs on
-        args[0].register_hook(lambda gradient: see(number, (x.float() * gradient.float()).square().flatten(0, -2).sum(0)))
+        args[0].register_hook(
+            lambda gradient: see(number, (x.float() * gradient.float()).square().flatten(0, -2).sum(0))
+        )
 
     return down.register_forward_pre_hook(enter)

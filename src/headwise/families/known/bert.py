@@ -5,7 +5,15 @@ from headwise.families.family import Family, Mlp, Stack
 FAMILY = Family(
     name="bert",
     model_types=("bert", "roberta"),
-    stacks=(Stack("encoder.layer", attention="attention.self", out="attention.output.dense", cache="none", mlp=Mlp("intermediate.dense", "output.dense", norm_after=True)),),
+    stacks=(
+        Stack(
+            "encoder.layer",
+            attention="attention.self",
+            out="attention.output.dense",
+            cache="none",
+            mlp=Mlp("intermediate.dense", "output.dense", norm_after=True),
+        ),
+    ),
     q="query",
     k="key",
     v="value",

@@ -16,9 +16,7 @@ from headwise.reduction.mlp.change import Channels
 ORDER = "mlp_order"
 
 
-def apply(
-    weights: MlpWeights, change: Channels, layer: LayerShape, statistics: Statistics | None
-) -> MlpWeights | None:
+def apply(weights: MlpWeights, change: Channels, layer: LayerShape, statistics: Statistics | None) -> MlpWeights | None:
     """The weights of the channels that stay, in their own order; None where none stays."""
     if not change.channels:
         return None

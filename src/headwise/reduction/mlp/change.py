@@ -13,11 +13,11 @@ from headwise.records.shape import LayerShape
 
 @dataclass(frozen=True, slots=True)
 class Channels(Change):
-    """The ``channels`` that stay, those that the loss feels most; 0: the whole MLP goes, with the norms it alone has."""
+    """The ``channels`` that stay, those felt most; 0: the whole MLP goes, and the norms that it alone has."""
 
     kind: ClassVar[str] = "mlp"
     order: ClassVar[int] = 70
-    part: ClassVar[Literal["attention", "mlp"]] = "mlp"
+    acts_on: ClassVar[Literal["attention", "mlp"]] = "mlp"
     channels: int
 
     def check(self, layer: LayerShape, where: str) -> None:
