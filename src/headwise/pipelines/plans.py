@@ -23,6 +23,7 @@ def plan(
     keep_params: float | None = None,
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
+    layers: int | None = None,
     fit: str | None = None,
     max_loss_increase: float | None = None,
     max_ppl_increase: float | None = None,
@@ -38,8 +39,8 @@ def plan(
     """What every layer keeps so that one budget is kept to where the loss feels it least.
 
     ``profile`` is what `inspect` measured, or the folder of it. The budget is one of: a share of the KV cache, of the
-    parameters of the blocks or of the attention parameters, bytes of the cache for each token, memory to fit into
-    ("8GB at 32k x 4"), or how much the measured loss (or perplexity) may rise. The last two build and run about six
+    parameters of the blocks or of the attention parameters, bytes of the cache for each token, layers, memory to fit
+    into ("8GB at 32k x 4"), or how much the measured loss (or perplexity) may rise. The last two build and run about six
     reduced versions of the ``model`` that was measured, on what the profile held out or on ``text``. The plan prints as
     a table.
 
@@ -49,7 +50,7 @@ def plan(
     True
     """
     config, cache = config or PlanConfig(), cache or CacheConfig()
-    amounts = BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, fit)
+    amounts = BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, layers, fit)
     bound = BoundConfig(max_loss_increase, max_ppl_increase)
     budget = read_budget(amounts, bound, cache)
     if budget is not None:

@@ -63,6 +63,7 @@ def run(
     keep_params: float | None = None,
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
+    layers: int | None = None,
     fit: str | None = None,
     text: Any = None,
     eval_text: Any = None,
@@ -94,7 +95,8 @@ def run(
     config = config or RunConfig()
     _check_given(text, eval_text, inputs, eval_inputs)
     given = given_budget(
-        BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, fit), cache or CacheConfig()
+        BudgetConfig(keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, layers, fit),
+        cache or CacheConfig(),
     )
     if output is not None:
         names = (_names(text, "text"), _names(eval_text, "eval_text"))

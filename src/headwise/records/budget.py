@@ -14,7 +14,7 @@ from headwise.files.reading import Reader
 from headwise.records.cost import DTYPE_BYTES, cost_of
 from headwise.records.shape import LayerShape, ModelShape
 
-Kind = Literal["keep_kv", "keep_params", "keep_attention_params", "kv_bytes_per_token", "fit"]
+Kind = Literal["keep_kv", "keep_params", "keep_attention_params", "kv_bytes_per_token", "fit", "layers"]
 SHARES = ("keep_kv", "keep_params", "keep_attention_params")
 WORDS = {
     "keep_kv": "KV cache",
@@ -22,6 +22,7 @@ WORDS = {
     "keep_attention_params": "attention parameters",
     "kv_bytes_per_token": "KV cache per token",
     "fit": "memory for weights and KV cache",
+    "layers": "layers",
 }
 DEFAULT_CONTEXT = 8192
 UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30, "t": 10**12, "ti": 2**40}
@@ -30,7 +31,7 @@ FIT = re.compile(r"([\d.]+) *([kmgt]i?)?b +at +(\d+)(k?) *(?:[x*] *(\d+))?", re.
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``amount`` is a share to keep, or bytes: of KV cache per token, or ("fit") of weights and cache together.
+    """``amount`` is a share to keep, bytes (of KV cache per token, or to "fit" weights and cache into) or layers.
 
     ``context`` and ``batch`` are the tokens and sequences in the cache (None: what the model was made for, up to
     8,192), which matter for "fit", and for "keep_kv" where layers with a window cache fewer tokens than others.
@@ -47,6 +48,8 @@ class Budget:
             raise InputError(f"Unknown budget {self.kind!r}; use one of {', '.join(get_args(Kind))}.")
         if self.kind in SHARES and not 0 < self.amount <= 1:
             raise InputError(f"A share lies between 0 and 1, got {self.amount}.")
+        if self.kind == "layers" and self.amount < 1:
+            raise InputError(f"A model needs at least one layer, got {self.amount:g}.")
         if self.amount <= 0:
             raise InputError(f"A budget of {self.amount:g} bytes holds no model.")
         if self.dtype not in DTYPE_BYTES:
@@ -77,6 +80,7 @@ class Budget:
             "keep_params": shape.block_parameters(),
             "keep_attention_params": cost.attention_parameters,
             "kv_bytes_per_token": cost.kv_bytes_per_token,
+            "layers": len(shape.layers),
             "fit": cost.total_parameters * DTYPE_BYTES[self.dtype] + cost.kv_bytes,
         }
         return limited[self.kind]
@@ -85,6 +89,8 @@ class Budget:
         """The part of `measure` that ``layer`` with its block has in the model of ``shape``; None: it was dropped."""
         if layer is None:
             return 0
+        if self.kind == "layers":
+            return 1
         parameters = layer.parameters(shape.width)
         if self.kind == "keep_attention_params":
             return parameters
@@ -113,6 +119,8 @@ class Budget:
         if self.kind in SHARES:
             wanted, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
             return BudgetError(f"Keeping {wanted} of the {what} is not possible with {terms}; the least is {can}.")
+        if self.kind == "layers":
+            return BudgetError(f"{int(self.amount)} layers are not possible with {terms}; the least is {feasible}.")
         if self.kind == "kv_bytes_per_token":
             wanted, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
         else:
@@ -140,7 +148,7 @@ def budget_words(facts: Mapping[str, Any]) -> str:
     if kind in SHARES:
         return f"{facts[kind]:g} of the {WORDS[kind]}"
     more = f" at {facts['context']:,} tokens x {facts['batch']}" if kind == "fit" else ""
-    return f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
+    return f"{facts[kind]:,} layers" if kind == "layers" else f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
 
 
 def check_budget(facts: Reader) -> None:

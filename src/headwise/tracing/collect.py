@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
 from headwise.families.layout import layout_of
-from headwise.families.sites import Site, sites_of
+from headwise.families.sites import Site, has_one_stack, sites_of
 from headwise.families.weights import read_attention
 from headwise.files.errors import InputError
 from headwise.linalg.attention import Attention
@@ -24,6 +26,7 @@ from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
+from headwise.tracing.substitution import left_out
 from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
@@ -49,6 +52,7 @@ class Collector:
         self.grams: dict[int, Tensor] = {}
         self.packable = packable(model, shape)
         self.coded: dict[int, dict[str, Basis]] = {}
+        self.left_out: list[list[float]] = []
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -129,8 +133,10 @@ class Collector:
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_sampled_labels(outputs, seed)
 
-    def finish(self) -> None:
-        """After both passes: the coordinates in which each layer's cache is best rounded."""
+    def finish(self, batches: Sequence[Batch]) -> None:
+        """After both passes: what is lost without parts of blocks, and the coordinates to round each cache in."""
+        if has_one_stack(self.model):
+            self.left_out = left_out(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
             if self.packable[i] and sums.has("cached_kv_clipped"):
                 self.coded[i] = coded_bases(layer, sums)

@@ -9,11 +9,12 @@ from typing import Any
 from headwise.planning.knapsack import Option
 from headwise.planning.menus import MenuItem, MenuRequest
 from headwise.records.change import Change
-from headwise.records.profile import MLP_PARTS
+from headwise.records.profile import MLP_PARTS, PARTS
 from headwise.records.shape import LayerShape
 from headwise.reduction.mlp.change import Channels
 
 PART = "mlp"
+BEND = 2.5  # large cuts cost more than what channels cost one by one: about by this power of it
 
 
 def options(request: MenuRequest) -> Iterator[MenuItem]:
@@ -29,7 +30,10 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
 
 
 def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change) -> float:
-    """The predicted loss increase of cutting the MLP of a measured layer so; 0 where it was not measured."""
+    """The predicted loss increase of cutting the MLP of a measured layer so; 0 where it was not measured.
+
+    Between the losses of single channels, which hold for small cuts, and what the model loses without the whole MLP.
+    """
     if not isinstance(change, Channels):
         raise TypeError(f"{change} is no change of an MLP.")
     curve: Sequence[float] = values.get("mlp_damage", ())
@@ -37,7 +41,10 @@ def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change)
         return 0.0
     place = change.channels * MLP_PARTS / layer.mlp.channels
     below = min(int(place), MLP_PARTS - 1)
-    return curve[below] + (place - below) * (curve[below + 1] - curve[below])
+    apart, alone = curve[below] + (place - below) * (curve[below + 1] - curve[below]), curve[0]
+    if not alone or "left_out" not in values:
+        return apart
+    return apart + max(0.0, values["left_out"][PARTS.index(PART)] - alone) * (apart / alone) ** BEND
 
 
 def _counts(full: int, multiple: int) -> list[int]:

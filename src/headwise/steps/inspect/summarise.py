@@ -49,6 +49,8 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
     if sums.has("mlp_fisher"):
         quantities["mlp_damage"] = _channel_damage(sums)
+    if collector.left_out:
+        quantities["left_out"] = collector.left_out[i]
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),
