@@ -40,9 +40,9 @@ def plan(
 
     ``profile`` is what `inspect` measured, or the folder of it. The budget is one of: a share of the KV cache, of the
     parameters of the blocks or of the attention parameters, bytes of the cache for each token, layers, memory to fit
-    into ("8GB at 32k x 4"), or how much the measured loss (or perplexity) may rise. The last two build and run about six
-    reduced versions of the ``model`` that was measured, on what the profile held out or on ``text``. The plan prints as
-    a table.
+    into ("8GB at 32k x 4"), or how much the measured loss (or perplexity) may rise. The last two build and run about
+    six reduced versions of the ``model`` that was measured, on what the profile held out or on ``text``. The plan
+    prints as a table.
 
     >>> profile = hw.inspect(model, tokenizer, text=texts, config=hw.InspectConfig(tokens=256))
     >>> plan = hw.plan(profile, keep_kv=0.5, config=hw.PlanConfig(multiple_of=2))
