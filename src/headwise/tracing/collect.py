@@ -114,10 +114,12 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(self.index[path], attention)
 
-        def see_channels(i: int, squares_M: Tensor) -> None:
-            if not squares_M.isfinite().all():
-                raise InputError(f"The gradients in {self.sites[i].block_path} are NaN or infinite; try it in float32.")
-            self.sums[i].add("mlp_fisher", squares_M, drawn[0])
+        def see_channels(i: int, felt: dict[str, Tensor]) -> None:
+            for name, total in felt.items():
+                if not total.isfinite().all():
+                    where = self.sites[i].block_path
+                    raise InputError(f"The gradients in {where} are NaN or infinite; try it in float32.")
+                self.sums[i].add(name, total, drawn[0])
 
         lean = self.maps or self._activations(batch) > ACTIVATIONS
         through = gradient_checkpointing if lean else block_inputs_require_grad

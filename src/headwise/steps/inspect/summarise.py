@@ -19,6 +19,7 @@ from headwise.planning.sensitivity import best_split, cut_curve
 from headwise.records.profile import MLP_PARTS, SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
+from headwise.tracing.channels import channel_losses
 from headwise.tracing.coded import importances
 from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 
@@ -91,7 +92,7 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
         tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
     if sums.has("mlp_fisher"):
-        order = sums.mean("mlp_fisher").argsort(descending=True, stable=True)
+        order = channel_losses(sums).argsort(descending=True, stable=True)
         tensors["mlp_order"] = order.to(torch.int32)
     return {
         f"{i}.{name}": (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
@@ -214,5 +215,5 @@ def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
 
 def _channel_damage(sums: Sums) -> list[float]:
     """Predicted loss increase of keeping each sixty-fourth of the MLP's channels."""
-    curve = cut_curve([(sums.mean("mlp_fisher") / 2).tolist()])
+    curve = cut_curve([channel_losses(sums).tolist()])
     return [curve[round(part * (len(curve) - 1) / MLP_PARTS)] for part in range(MLP_PARTS + 1)]
