@@ -272,3 +272,22 @@ def test_cut_mlps_learn_and_whole_ones_do_not(train):
     assert learning and all("layers.0.mlp" in name for name in learning)
     with torch.no_grad():
         torch.testing.assert_close(settle()(**inputs)[0], before)
+
+
+@pytest.mark.parametrize("stage", ["local", "global"])
+def test_healing_learns_what_was_cut_of_an_mlp_and_nothing_else(stage):
+    pytest.importorskip("accelerate")
+    from headwise.records.healing import HealConfig
+    from headwise.steps.heal import heal_model
+
+    model = tiny("llama")
+    small = compress_model(model, Plan.make(shape_of(model), [(Channels(20),), (), ()]))
+    batches = [example_inputs(model, 16, seed) for seed in range(20)]
+    config = HealConfig(tokens=256, stage=stage, precision="fp32", batch=1, held_out=64)
+    healed = heal_model(small, teacher=model, inputs=batches, config=config)
+    changed = {
+        name
+        for (name, before), after in zip(small.named_parameters(), healed.parameters(), strict=True)
+        if not torch.equal(before, after)
+    }
+    assert changed == {f"model.layers.0.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}

@@ -173,8 +173,8 @@ QUANTITIES: dict[str, Quantity] = {
     "mlp_damage": Quantity(
         ("sixty-fourth",),
         "Predicted loss increase of keeping 0, 1/64, ... all of the MLP's channels, the least felt cut first, in nats "
-        "as above: a channel's energy times that of its gradient, as a share of the Fisher information of masks on single "
-        "tokens. Large cuts cost more than this.",
+        "as above: a channel's energy times that of its gradient, as a share of the Fisher information of masks on "
+        "single tokens. Large cuts cost more than this.",
     ),
     "left_out": Quantity(
         ("part",),
