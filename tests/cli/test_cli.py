@@ -107,8 +107,8 @@ def test_cost_prints_the_exact_table(dense):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
-        "layers  heads  kv heads  qk dim  v dim  parameters  KV / token  KV cache",
-        "0-2         4         2       8      8     3.168 k       128 B   256 KiB",
+        "layers  heads  kv heads  qk dim  v dim  mlp  parameters  KV / token  KV cache",
+        "0-2         4         2       8      8   48     3.168 k       128 B   256 KiB",
         "",
         "attention parameters              9.504 k",
         "all parameters                    29.76 k",

@@ -20,7 +20,7 @@ from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.records.budget import Budget
 from headwise.records.plan import Plan
-from headwise.records.profile import CACHED, QUANTITIES, SHARED
+from headwise.records.profile import BLOCKS, CACHED, MLP, MLP_PARTS, QUANTITIES, SHARED
 from headwise.steps.inspect.work import FILE
 from headwise.steps.plan import make_plan
 from headwise.tracing import collect
@@ -83,6 +83,8 @@ def test_every_family(name, tmp_path):
             "share": 3,
             "tolerance": 3,
             "pair": dims.rotary // 2,
+            "sixty-fourth": MLP_PARTS + 1,
+            "part": 2,
         }
         for quantity, values in layer.values.items():
             check_sizes(values, QUANTITIES[quantity].axes, sizes, quantity)
@@ -90,7 +92,9 @@ def test_every_family(name, tmp_path):
         several, rotary = len(layer.lengths) > 1, dims.rotary > 0
         assert missing == (set() if several else {"jacobian_exponent"}) | (
             set() if rotary else {"rope_pair_energy", "rope_pair_dims"}
-        ) | (set() if packs(name, dims) else set(CACHED)) | (set() if dims.joinable else set(SHARED))
+        ) | (set() if packs(name, dims) else set(CACHED)) | (set() if dims.joinable else set(SHARED)) | (
+            set(MLP) if dims.mlp is None else set()
+        ) | (set(BLOCKS) if name == "whisper" else set())
         assert len(layer.values["qk_damage"]) == dims.qk_dim + 1
         assert layer.values["qk_damage"][dims.qk_dim] == layer.values["v_damage"][dims.v_dim] == 0
         for share in (0, 1, 2):

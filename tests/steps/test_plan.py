@@ -59,6 +59,7 @@ def profile_of(measured, name):
 def budgets(name, shape):
     now = cost_of(shape, 64, 2)
     yield from (Budget("keep_attention_params", share) for share in (0.9, 0.6, 0.3))
+    yield from (Budget("keep_params", share) for share in (0.9, 0.5))
     yield Budget("fit", 2 * now.total_parameters + now.kv_bytes - now.attention_parameters, 64, 2)
     if name != "bert":
         yield from (Budget("keep_kv", share, context) for share in (1.0, 0.7, 0.4) for context in (None, 32))
@@ -69,18 +70,21 @@ def budgets(name, shape):
 def test_budgets_hold_exactly_and_damage_adds_up(name, measured):
     profile = profile_of(measured, name)
     for budget in budgets(name, profile.shape):
-        menus = list(menus_for(profile, budget, 2).values())
-        fixed = budget.measure(profile.shape) - sum(menu[0].cost for menu in menus)
+        menus = menus_for(profile, budget, 2)
+        fixed = budget.measure(profile.shape) - sum(menu[0].cost for menu in menus.values())
         limit = budget.limit(profile.shape)
-        chosen = choose(menus, limit - fixed)
+        chosen = choose(list(menus.values()), limit - fixed)
         plan = plan_for(profile, budget, multiple=2)
-        assert plan.layers == tuple(option.changes() for option in chosen)
+        taken = [
+            [option for (layer, _), option in zip(menus, chosen, strict=True) if layer == number]
+            for number in range(len(plan.layers))
+        ]
+        assert plan.layers == tuple(tuple(each for option in own for each in option.changes()) for own in taken)
         after = profile.shape.planned(plan)
         assert budget.measure(after) == fixed + sum(option.cost for option in chosen) <= limit
-        for layer, found, changes, option in zip(
-            profile.shape.layers, profile.layers, plan.layers, chosen, strict=True
-        ):
-            assert predicted_loss(layer, found.values, changes) == pytest.approx(option.loss, abs=1e-9)
+        for layer, found, changes, own in zip(profile.shape.layers, profile.layers, plan.layers, taken, strict=True):
+            loss = sum(option.loss for option in own)
+            assert predicted_loss(layer, found.values, changes) == pytest.approx(loss, abs=1e-9)
         assert plan.predicted["loss_increase"] == pytest.approx(sum(option.loss for option in chosen), abs=1e-9)
         assert plan.predicted["loss_increase"] == sum(plan.predicted["by_layer"])
         assert plan.predicted["kept"] == budget.measure(after) / budget.measure(profile.shape)

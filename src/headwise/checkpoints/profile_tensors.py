@@ -62,12 +62,17 @@ def shared_kinds(layer: LayerShape) -> Kinds:
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 
+def mlp_kinds(layer: LayerShape) -> Kinds:
+    """The tensor that a profile also holds of a layer whose MLP can be cut: its channels, the one felt most first."""
+    return {} if layer.mlp is None else {"mlp_order": (torch.int32, (layer.mlp.channels,))}
+
+
 def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, Tensor]) -> None:
     """Raise where ``tensors`` are not those of a profile of a model of ``shape``."""
     expected = {}
     for i, layer in enumerate(shape.layers):
         own = dict(layer_kinds(layer))
-        for kinds in (code_kinds(layer), shared_kinds(layer)):
+        for kinds in (code_kinds(layer), shared_kinds(layer), mlp_kinds(layer)):
             own |= dict(kinds) if any(f"{i}.{name}" in tensors for name in kinds) else {}
         expected |= {f"{i}.{name}": kind for name, kind in own.items()}
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}

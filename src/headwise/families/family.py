@@ -9,12 +9,39 @@ from headwise.records.shape import Cache
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp:
+    """Where the MLP of a block is; paths start at the block. ``fused``: ``up`` holds the gate in front of itself.
+
+    ``norms`` feed (or follow) it alone and are removed with it, but where the config flag ``norms_if`` is off: then, as
+    with ``norm_after``, a norm stands behind the sum of what ``up`` reads and ``down`` adds. ``norm_behind`` says that
+    one stands between ``down`` and the residual stream. ``width`` is the name of the channels in the config.
+    """
+
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    gate: str | None = None
+    fused: bool = False
+    norms: tuple[str, ...] = ()
+    norms_if: str | None = None
+    norm_behind: bool = False
+    norm_after: bool = False
+    width: str = "intermediate_size"
+
+    @property
+    def module(self) -> str | None:
+        """The module that is nothing but this MLP; None where its projections stand among others."""
+        parent = self.down.rpartition(".")[0]
+        return parent if parent and parent == self.up.rpartition(".")[0] else None
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A list of blocks that each hold one attention of this kind. Paths below ``blocks`` start at a block.
 
     ``norms`` feed (or follow) this attention alone and are removed with it; where a config flag decides that,
     ``norms_if`` names it. ``norm_behind`` says that one stands between the output projection and the
     residual stream. ``cache`` is "tokens" for decoders, "source" for cross attention, "none" for encoders.
+    ``mlp`` is the MLP behind this attention (None: there is none, or it is left alone).
     """
 
     blocks: str
@@ -24,6 +51,7 @@ class Stack:
     norms_if: str | None = None
     norm_behind: bool = False
     cache: Cache = "tokens"
+    mlp: Mlp | None = None
 
 
 @dataclass(frozen=True, slots=True)

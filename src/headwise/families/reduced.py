@@ -55,6 +55,8 @@ def check_layers(entry: Reader) -> None:
     for layer in layers:
         for name in ("attention", "out"):
             layer.text(name)
+        if layer.has("mlp"):
+            _check_mlp(layer.child("mlp"))
         if not layer.integer("heads", least=0):
             layer.texts("norms")
             continue
@@ -65,3 +67,13 @@ def check_layers(entry: Reader) -> None:
                 layer.integer(name, 0, most)
         layer.choice("norm", get_args(Norm))
         layer.number("scale")
+
+
+def _check_mlp(mlp: Reader) -> None:
+    mlp.integer("channels", least=0)
+    mlp.text("down")
+    mlp.texts("up")
+    mlp.texts("norms")
+    mlp.flag("fused")
+    if mlp.has("module"):
+        mlp.text("module")

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headwise.families.known import family_of
+from headwise.families.mlp import mlp_of
 from headwise.families.sites import Site, base_type, matrix, sites_of
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 from headwise.records.packing import Packed
-from headwise.records.shape import Latent, LayerShape, ModelShape, Norm
+from headwise.records.shape import Latent, LayerShape, MlpShape, ModelShape, Norm
 
 CACHE_ENTRY = "headwise_cache"  # in config.json, which stock classes carry along
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -90,6 +91,7 @@ def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -
         "own_norm": _own_parameters(_own_norms(model, site)),
         "rest_parameters": sum(p.numel() for module in rest for p in module.parameters(recurse=False)),
         "rest_matmul": _matmul_weights(rest, model.config),
+        "mlp": _mlp(model, site),
     }
     if site.removed:
         return LayerShape(0, 0, 0, 0, **common)
@@ -111,6 +113,21 @@ def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -
         biases=_biases(site),
         norm=_norm_kind(norms),
         **common,
+    )
+
+
+def _mlp(model: PreTrainedModel, site: Site) -> MlpShape | None:
+    mlp = mlp_of(site)
+    if mlp is None:
+        return None
+    biases = [] if mlp.down.bias is None else [cast(Tensor, mlp.down.bias)]
+    inside = sum(p.numel() for module in mlp.projections for p in module.parameters()) - sum(p.numel() for p in biases)
+    norms = [model.base_model.get_submodule(path) for path in site.mlp_norm_paths]
+    return MlpShape(
+        channels=mlp.channels,
+        matmul=_matmul_weights(mlp.projections, model.config) // mlp.channels,
+        parameters=inside // mlp.channels,
+        own=_own_parameters(norms) + sum(p.numel() for p in biases),
     )
 
 

@@ -29,6 +29,7 @@ class Site:
     out: nn.Module
     cache: Cache
     norm_paths: tuple[str, ...]
+    mlp_norm_paths: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -77,7 +78,10 @@ def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[S
     except AttributeError:
         place = f"{stack.blocks!r}, where headwise looks for the attention of {family.name} models"
         raise InputError(f"{type(model).__name__} has no {place}.") from None
-    norms = stack.norms if stack.norms_if is None or getattr(model.config, stack.norms_if) else ()
+    norms, mlp_norms = (
+        () if part is None or (part.norms_if is not None and not getattr(model.config, part.norms_if)) else part.norms
+        for part in (stack, stack.mlp)
+    )
     decoder = stack.cache == "none" and len(family.stacks) == 1 and getattr(model.config, "is_decoder", False)
     sites = []
     for index, block in enumerate(blocks):
@@ -92,6 +96,7 @@ def _stack_sites(model: PreTrainedModel, family: Family, stack: Stack) -> list[S
                 out=_optional(block, stack.out),
                 cache="tokens" if decoder else stack.cache,
                 norm_paths=tuple(f"{path}.{name}" for name in norms),
+                mlp_norm_paths=tuple(f"{path}.{name}" for name in mlp_norms),
             )
         )
     return sites

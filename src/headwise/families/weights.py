@@ -82,11 +82,11 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
     family, module = site.family, site.module
     parts = [(weights.w_q_HKD, weights.b_q_HK), (weights.w_k_GKD, weights.b_k_GK), (weights.w_v_GVD, weights.b_v_GV)]
     if family.fused and not site.reduced:
-        _fill(getattr(module, family.fused), *_fuse(parts, family.fused_by))
+        fill(getattr(module, family.fused), *_fuse(parts, family.fused_by))
     else:
         for name, (weight, bias) in zip((family.q, family.k, family.v), parts, strict=True):
-            _fill(getattr(module, name), weight.flatten(0, 1), None if bias is None else bias.flatten())
-    _fill(site.out, weights.w_o_HVD.flatten(0, 1).T, weights.b_o_D)
+            fill(getattr(module, name), weight.flatten(0, 1), None if bias is None else bias.flatten())
+    fill(site.out, weights.w_o_HVD.flatten(0, 1).T, weights.b_o_D)
     for name, norm in zip(family.norms, (weights.norm_q, weights.norm_k), strict=False):
         if norm is not None:
             _put(getattr(module, name), "weight", norm)
@@ -145,7 +145,8 @@ def _fuse(parts: list[tuple[Tensor, Tensor | None]], by: str) -> tuple[Tensor, T
     return weight, None if biases[0] is None else torch.cat([part.flatten() for part in biases])
 
 
-def _fill(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+def fill(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    """Copy an (out, in) matrix and a bias into a projection, whichever way it stores them."""
     _put(module, "weight", weight.T if is_transposed(module) else weight)
     if bias is not None:
         _put(module, "bias", bias)

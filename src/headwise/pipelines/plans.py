@@ -20,8 +20,10 @@ def plan(
     profile: Profile | Path | str,
     *,
     keep_kv: float | None = None,
+    keep_params: float | None = None,
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
+    layers: int | None = None,
     fit: str | None = None,
     keep_decode_time: float | None = None,
     max_loss_increase: float | None = None,
@@ -37,11 +39,12 @@ def plan(
 ) -> Plan:
     """What every layer keeps so that a budget is kept to where the loss feels it least.
 
-    ``profile`` is what `inspect` measured, or the folder of it. A budget is a share of the KV cache, of the attention
-    parameters or of the time to decode a token, bytes of the cache for each token, or memory to fit into ("8GB at 32k x
-    4"); several hold at once. Instead of them, how much the measured loss (or perplexity) may rise: that builds and
-    runs about six reduced versions of the ``model`` that was measured, on what the profile held out or on ``text``.
-    Decode time is measured on ``model`` too, once. The plan prints as a table.
+    ``profile`` is what `inspect` measured, or the folder of it. A budget is a share of the KV cache, of the parameters
+    of the blocks, of the attention parameters or of the time to decode a token, bytes of the cache for each token,
+    layers, or memory to fit into ("8GB at 32k x 4"); several hold at once. Instead of them, how much the measured loss
+    (or perplexity) may rise: that builds and runs about six reduced versions of the ``model`` that was measured, on
+    what the profile held out or on ``text``. Decode time is measured on ``model`` too, once. The plan prints as a
+    table.
 
     >>> profile = hw.inspect(model, tokenizer, text=texts, config=hw.InspectConfig(tokens=256))
     >>> plan = hw.plan(profile, keep_kv=0.5, config=hw.PlanConfig(multiple_of=2))
@@ -49,7 +52,9 @@ def plan(
     True
     """
     config, cache = config or PlanConfig(), cache or CacheConfig()
-    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit, keep_decode_time)
+    amounts = BudgetConfig(
+        keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, layers, fit, keep_decode_time
+    )
     bound = BoundConfig(max_loss_increase, max_ppl_increase)
     budget = read_budget(amounts, bound, cache)
     if budget is not None:

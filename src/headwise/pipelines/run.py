@@ -60,8 +60,10 @@ def run(
     tokenizer: Any = None,
     *,
     keep_kv: float | None = None,
+    keep_params: float | None = None,
     keep_attention_params: float | None = None,
     kv_bytes_per_token: int | None = None,
+    layers: int | None = None,
     fit: str | None = None,
     keep_decode_time: float | None = None,
     text: Any = None,
@@ -93,7 +95,9 @@ def run(
     """
     config = config or RunConfig()
     _check_given(text, eval_text, inputs, eval_inputs)
-    amounts = BudgetConfig(keep_kv, keep_attention_params, kv_bytes_per_token, fit, keep_decode_time)
+    amounts = BudgetConfig(
+        keep_kv, keep_params, keep_attention_params, kv_bytes_per_token, layers, fit, keep_decode_time
+    )
     given = given_budget(amounts, cache or CacheConfig())
     if output is not None:
         names = (_names(text, "text"), _names(eval_text, "eval_text"))

@@ -45,6 +45,10 @@ class MenuRequest:
         cost, *also = (cost(after) for cost in self.costs)
         return Option(cost, loss, changes, tuple(also))
 
+    def saves(self, before: LayerShape | None, after: LayerShape | None) -> bool:
+        """Whether ``after`` costs less than ``before`` of anything."""
+        return any(cost(after) < cost(before) for cost in self.costs)
+
     def values(self, number: int) -> Mapping[str, Any]:
         """What was measured of a layer."""
         return self.profile.layers[number].values

@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.shape import LayerShape, MlpShape, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class Blueprint:
         builds = builds_of(family, self.reads)
         _at_least_one(width=width, layers=len(dims))
         norm = (1 + builds.biased) * width
-        matmul = (2 + builds.gated) * width * self.mlp
+        per_channel = (2 + builds.gated) * width
+        mlp = MlpShape(self.mlp, per_channel, per_channel + builds.biased, norm + width * builds.biased)
         layers = tuple(
             LayerShape(
                 *layer,
@@ -88,8 +89,9 @@ class Blueprint:
                 biases="qkvo" if builds.biased and layer[0] else "",
                 own_norm=norm if layer[0] else 0,
                 cache="tokens" if builds.reads is Text else "none",
-                rest_parameters=norm + matmul + (self.mlp + width) * builds.biased,
-                rest_matmul=matmul,
+                rest_parameters=self.mlp * mlp.parameters + mlp.own,
+                rest_matmul=self.mlp * mlp.matmul,
+                mlp=mlp,
             )
             for layer in dims
         )

@@ -15,14 +15,18 @@ from headwise.records.cost import DTYPE_BYTES, cost_of
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.records.timing import Timing
 
-Kind = Literal["keep_kv", "keep_attention_params", "kv_bytes_per_token", "fit", "keep_decode_time"]
-SHARES = ("keep_kv", "keep_attention_params", "keep_decode_time")
+Kind = Literal[
+    "keep_kv", "keep_params", "keep_attention_params", "kv_bytes_per_token", "fit", "layers", "keep_decode_time"
+]
+SHARES = ("keep_kv", "keep_params", "keep_attention_params", "keep_decode_time")
 WORDS = {
     "keep_kv": "KV cache",
+    "keep_params": "parameters of the blocks",
     "keep_attention_params": "attention parameters",
     "kv_bytes_per_token": "KV cache per token",
     "fit": "memory for weights and KV cache",
     "keep_decode_time": "decode time",
+    "layers": "layers",
 }
 DEFAULT_CONTEXT = 8192
 UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30, "t": 10**12, "ti": 2**40}
@@ -31,7 +35,7 @@ FIT = re.compile(r"([\d.]+) *([kmgt]i?)?b +at +(\d+)(k?) *(?:[x*] *(\d+))?", re.
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``amount`` is a share to keep, or bytes: of KV cache per token, or ("fit") of weights and cache together.
+    """``amount`` is a share to keep, bytes (of KV cache per token, or to "fit" weights and cache into) or layers.
 
     ``context`` and ``batch`` are the tokens and sequences in the cache (None: what the model was made for, up to
     8,192), which matter for "fit", for decode time, and for "keep_kv" where layers with a window cache fewer tokens
@@ -52,6 +56,8 @@ class Budget:
             raise InputError(f"Unknown budget {self.kind!r}; use one of {', '.join(get_args(Kind))}.")
         if self.kind in SHARES and not 0 < self.amount <= (1 if self.kind != "keep_decode_time" else math.inf):
             raise InputError(f"A share lies between 0 and 1, got {self.amount}.")
+        if self.kind == "layers" and self.amount < 1:
+            raise InputError(f"A model needs at least one layer, got {self.amount:g}.")
         if self.amount <= 0:
             raise InputError(f"A budget of {self.amount:g} bytes holds no model.")
         if self.dtype not in DTYPE_BYTES:
@@ -104,8 +110,10 @@ class Budget:
         cost = cost_of(shape, self.tokens(shape), self.batch, self.dtype)
         limited = {
             "keep_kv": cost.kv_bytes,
+            "keep_params": shape.block_parameters(),
             "keep_attention_params": cost.attention_parameters,
             "kv_bytes_per_token": cost.kv_bytes_per_token,
+            "layers": len(shape.layers),
             "fit": cost.total_parameters * DTYPE_BYTES[self.dtype] + cost.kv_bytes,
         }
         return limited[self.kind]
@@ -116,9 +124,14 @@ class Budget:
             return 0
         if self.kind == "keep_decode_time":
             return self._timing().of_layer(layer, shape)
+        if self.kind == "layers":
+            return 1
         parameters = layer.parameters(shape.width)
         if self.kind == "keep_attention_params":
             return parameters
+        in_block = parameters + layer.own_norm + layer.rest_parameters
+        if self.kind == "keep_params":
+            return in_block
         bytes_each = DTYPE_BYTES[self.dtype]
         if self.kind == "kv_bytes_per_token":
             return layer.token_bytes(bytes_each) if layer.cache == "tokens" else 0
@@ -126,7 +139,7 @@ class Budget:
         cached = layer.cache_bytes(tokens, self.batch, bytes_each)
         if self.kind == "keep_kv":
             return cached
-        return cached + (parameters + layer.own_norm + layer.rest_parameters) * bytes_each
+        return cached + in_block * bytes_each
 
     def limit(self, shape: ModelShape) -> int:
         """The most that `measure` may give after planning for the model of ``shape``."""
@@ -141,6 +154,8 @@ class Budget:
         if self.kind in SHARES:
             wanted, can = f"{self.amount:.4g}", f"{math.ceil(1e5 * feasible / full) / 1e5:g}"
             return BudgetError(f"Keeping {wanted} of the {what} is not possible with {terms}; the least is {can}.")
+        if self.kind == "layers":
+            return BudgetError(f"{int(self.amount)} layers are not possible with {terms}; the least is {feasible}.")
         if self.kind == "kv_bytes_per_token":
             wanted, can = f"{int(self.amount):,} bytes", f"{feasible:,} bytes"
         else:
@@ -177,7 +192,7 @@ def _words(kind: str, facts: Mapping[str, Any]) -> str:
         more = f" after {facts['context']:,} tokens on {facts['device']}" if "device" in facts else ""
         return f"{facts[kind]:g} of the {WORDS[kind]}{more if kind == 'keep_decode_time' else ''}"
     more = f" at {facts['context']:,} tokens x {facts['batch']}" if kind == "fit" else ""
-    return f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
+    return f"{facts[kind]:,} layers" if kind == "layers" else f"{facts[kind]:,} bytes of {WORDS[kind]}{more}"
 
 
 def check_budget(facts: Reader) -> None:

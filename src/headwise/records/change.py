@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
@@ -21,12 +21,14 @@ class Change(ABC):
     """What is done to one layer. Subclasses are frozen dataclasses whose fields are what a plan file says.
 
     ``kind`` is the name in the file. Changes of a layer are applied by ascending ``order``, whatever order they were
-    given in: flatten 10, removal 20, sharing 30, widths 40, latent 50, bits 60.
+    given in: flatten 10, removal 20, sharing 30, widths 40, latent 50, bits 60, mlp 70. ``acts_on`` says which weights
+    of the block they are applied to.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
     order: ClassVar[int]
+    acts_on: ClassVar[Literal["attention", "mlp"]] = "attention"
     exact: ClassVar[bool] = False  # the weights compute what they did: there is nothing to fit
 
     @abstractmethod

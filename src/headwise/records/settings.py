@@ -79,10 +79,14 @@ class BudgetConfig:
     """What the reduced model may cost: one of these, or several that hold at once."""
 
     keep_kv: float | None = option(None, "Share of the KV cache to keep: 0.75 or 75%.", read=read_share)
+    keep_params: float | None = option(
+        None, "Share of the parameters of the blocks to keep: of everything but embeddings and head.", read=read_share
+    )
     keep_attention_params: float | None = option(
         None, "Share of the attention parameters to keep, for models without a cache.", read=read_share
     )
     kv_bytes_per_token: int | None = option(None, "Bytes one token may take in the KV cache.", read=read_size)
+    layers: int | None = option(None, "Layers to keep; the others are dropped whole.")
     fit: str | None = option(None, 'Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
     keep_decode_time: float | None = option(
         None,
@@ -147,7 +151,8 @@ class CompressConfig:
     )
     refit: str | None = option(
         None,
-        "What to fit to the dense model afterwards: queries,outputs (by default, with weighted), temperature, or none.",
+        "What to fit to the dense model afterwards: queries,outputs,downs (by default, with weighted), temperature, or "
+        "none.",
         metavar="PIECES",
     )
 

@@ -40,6 +40,27 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpShape:
+    """The MLP of a block: its ``channels``, what one of them has, and what leaves with the last one.
+
+    ``matmul`` counts the weights of one channel, ``parameters`` also its biases; ``own`` the parameters of norms that
+    serve this MLP alone and of the bias behind it.
+    """
+
+    channels: int
+    matmul: int
+    parameters: int
+    own: int = 0
+
+    @classmethod
+    def read(cls, row: Reader) -> MlpShape:
+        """These counts out of a JSON file."""
+        names = [item.name for item in fields(cls)]
+        row.only(*names)
+        return cls(*(row.integer(name, least=0 if name == "own" else 1) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """One attention layer and the rest of its block. ``heads == 0`` means the attention is removed.
 
@@ -48,8 +69,8 @@ class LayerShape:
     weight per dimension for all heads ("shared"), for each head ("per-head"), or weights and biases ("affine", which
     cannot be cut). ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention),
     nothing (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
-    ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms). ``packed`` tells of a
-    cache that holds rounded numbers.
+    ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms), of which ``mlp`` tells
+    the part that can be cut (None: nothing). ``packed`` tells of a cache that holds rounded numbers.
     """
 
     heads: int
@@ -66,11 +87,18 @@ class LayerShape:
     rest_parameters: int = 0
     rest_matmul: int = 0
     packed: Packed | None = None
+    mlp: MlpShape | None = None
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "qk_dim", "v_dim", "rotary"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}: a width or count cannot be negative.")
+        mlp = self.mlp
+        if mlp is not None and (
+            mlp.channels * mlp.parameters + mlp.own > self.rest_parameters
+            or mlp.channels * mlp.matmul > self.rest_matmul
+        ):
+            raise InputError(f"An MLP of {mlp.channels} channels has more parameters than the block around it.")
         if not self.heads:
             return
         if not (self.kv_heads and self.qk_dim and self.v_dim):
@@ -95,6 +123,7 @@ class LayerShape:
             "window": row.integer("window", least=1) if row.has("window") else None,
             "latent": Latent.read(row.child("latent")) if row.has("latent") else None,
             "packed": Packed.read(row.child("packed")) if row.has("packed") else None,
+            "mlp": MlpShape.read(row.child("mlp")) if row.has("mlp") else None,
             "cache": row.choice("cache", get_args(Cache)),
             "biases": biases,
             "norm": row.choice("norm", get_args(Norm)),
@@ -148,6 +177,19 @@ class LayerShape:
         if self.latent:
             return self.latent.kv_rank + self.latent.rope_dim
         return self.kv_heads * (self.qk_dim + self.v_dim)
+
+    def with_channels(self, channels: int) -> LayerShape:
+        """This layer with an MLP of so many channels; 0: without one."""
+        mlp = self.mlp
+        if mlp is None:
+            return self
+        lost, own = mlp.channels - channels, 0 if channels else mlp.own
+        return replace(
+            self,
+            rest_parameters=self.rest_parameters - lost * mlp.parameters - own,
+            rest_matmul=self.rest_matmul - lost * mlp.matmul,
+            mlp=replace(mlp, channels=channels) if channels else None,
+        )
 
     def token_bytes(self, bytes_each: int) -> int:
         """Bytes that one more token takes in the cache, with ``bytes_each`` for a number that is not rounded."""
@@ -254,6 +296,10 @@ class ModelShape:
         """Parameters of the whole model, tied weights counted once."""
         blocks = sum(layer.own_norm + layer.rest_parameters for layer in self.layers)
         return self.outside_parameters + self.attention_parameters() + blocks
+
+    def block_parameters(self) -> int:
+        """Parameters of all blocks: everything but embeddings, the last norm and the head."""
+        return self.total_parameters() - self.outside_parameters
 
     def self_attention(self) -> list[int]:
         """Numbers of the layers of which one must keep its attention: the decoder's, or else the encoder's.

@@ -18,9 +18,9 @@ VERSION = 1
 class Timing:
     """Nanoseconds for each unit of `decode_work`, measured on ``device`` in ``dtype`` after ``context`` tokens.
 
-    ``outside`` is what a token takes outside of all blocks, ``whole`` what layers take that stay as they are (by their
-    work), which kernels may be slow or fast at for reasons of their own. ``error`` says how far the measured layers
-    were from the rates on average, as a share of their time.
+    ``outside`` is what a token takes outside of all blocks. ``whole`` names the attention that stays as it is, for
+    which kernels may be slow or fast for reasons of their own: what a layer with it takes, and the weights of that
+    layer. ``error`` says how far the measured layers were from the rates on average, as a share of their time.
     """
 
     device: str
@@ -28,7 +28,7 @@ class Timing:
     context: int
     outside: float
     rates: Mapping[str, float] = field(default_factory=dict)
-    whole: Mapping[str, float] = field(default_factory=dict)
+    whole: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     error: float = 0.0
 
     def of_layer(self, layer: LayerShape | None, shape: ModelShape) -> int:
@@ -36,10 +36,11 @@ class Timing:
         if layer is None:
             return 0
         work = decode_work(layer, shape, self.context)
-        known = self.whole.get(work_key(work))
-        return round(
-            sum(self.rates.get(name, 0.0) * amount for name, amount in work.items()) if known is None else known
-        )
+        known = self.whole.get(attention_key(work))
+        if known is not None:
+            time, weights = known
+            return round(time + self.rates.get("weights", 0.0) * (work["weights"] - weights))
+        return round(sum(self.rates.get(name, 0.0) * amount for name, amount in work.items()))
 
     def of_model(self, shape: ModelShape) -> int:
         """Nanoseconds of one token."""
@@ -54,10 +55,10 @@ class Timing:
         """Read rates that `save` wrote."""
         reader = read_record(path, KIND, VERSION)
         reader.only("headwise", "version", *(item.name for item in fields(cls)))
-        rates, whole = (
-            {key: Reader(value, f"{path}, {name}").as_number(0) for key, value in reader.mapping(name).items()}
-            for name in ("rates", "whole")
-        )
+        rates = {name: Reader(rate, f"{path}, rates").as_number(0) for name, rate in reader.mapping("rates").items()}
+        whole = {
+            key: Reader(pair, f"{path}, whole").nested([2], least=0) for key, pair in reader.mapping("whole").items()
+        }
         return cls(
             reader.text("device"),
             reader.text("dtype"),
@@ -69,9 +70,9 @@ class Timing:
         )
 
 
-def work_key(work: Mapping[str, float]) -> str:
-    """Tells work from other work."""
-    return " ".join(f"{name}={amount}" for name, amount in work.items())
+def attention_key(work: Mapping[str, float]) -> str:
+    """Tells the work of one attention from that of others."""
+    return " ".join(f"{name}={amount}" for name, amount in work.items() if name != "weights")
 
 
 def decode_work(layer: LayerShape, shape: ModelShape, context: int) -> dict[str, float]:

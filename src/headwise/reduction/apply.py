@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from headwise.families.mlp import MlpWeights
 from headwise.families.sites import Site
 from headwise.families.weights import AttentionWeights, read_attention
 from headwise.files.errors import InputError
@@ -51,9 +52,21 @@ def apply_changes(
     for change in changes:
         if after is None or shape is None:
             break
-        after = kind_of(change).part("apply").apply(after, change, shape, statistics)
+        if change.acts_on == "attention":
+            after = kind_of(change).part("apply").apply(after, change, shape, statistics)
         shape = change.shape(shape)
     return after, shape
+
+
+def apply_to_mlp(
+    weights: MlpWeights, layer: LayerShape, changes: Iterable[Change], statistics: Statistics | None = None
+) -> MlpWeights | None:
+    """Weights of the MLP of ``layer`` after ``changes``; None where nothing of it is left."""
+    after: MlpWeights | None = weights
+    for change in changes:
+        if change.acts_on == "mlp" and after is not None:
+            after = kind_of(change).part("apply").apply(after, change, layer, statistics)
+    return after
 
 
 def as_met(site: Site, layer: LayerShape, changes: Iterable[Change], kind: str) -> tuple[AttentionWeights, LayerShape]:

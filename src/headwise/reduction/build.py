@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headwise.families.mlp import mlp_of, read_mlp, write_mlp
 from headwise.families.reduced import per_layer_class_of, stock_class_of
 from headwise.families.shapes import CACHE_ENTRY, packed_entries, shape_of
-from headwise.families.sites import sites_of
+from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
 from headwise.files.errors import InputError
-from headwise.records.plan import Plan
+from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape, ModelShape
-from headwise.reduction.apply import Method, apply_changes, statistics_of
+from headwise.reduction.apply import Method, Statistics, apply_changes, apply_to_mlp, statistics_of
 from headwise.reduction.config import per_layer_config
 from headwise.reduction.kinds import kinds
 from headwise.reduction.stock import stock_config
@@ -60,7 +61,7 @@ def build_reduced(
             config.headwise["cache"] = True  # there will be codes beside the weights, also on the Hub
     reduced = _empty(kind, config, model.dtype)
     _rebuild_rotary(reduced, model.device)
-    _fill_attention(model, reduced, shape, plan, tensors, method)
+    _fill_changed(model, reduced, shape, plan, tensors, method)
     _fill_rest(model, reduced, after, share)
     if model.can_generate():
         reduced.generation_config = copy.deepcopy(model.generation_config)
@@ -99,7 +100,7 @@ def _rebuild_rotary(reduced: PreTrainedModel, device: torch.device) -> None:
         reduced.base_model.rotary_emb = type(rotary)(config=rotary.config).to(device)
 
 
-def _fill_attention(
+def _fill_changed(
     model: PreTrainedModel,
     reduced: PreTrainedModel,
     shape: ModelShape,
@@ -112,15 +113,25 @@ def _fill_attention(
     for index, (site, layer, changes, after) in enumerate(layers):
         if after is None:
             continue
-        new = next(staying)
+        new, statistics = next(staying), statistics_of(tensors, method, index)
+        _fill_mlp(site, new, layer, changes, statistics)
         if not layer.heads or site.family.latent:
             continue
         weights = read_attention(site, layer.rotary)
         if after.heads:
             _check_finite(weights, site.path)
-        kept, _ = apply_changes(weights, layer, changes, statistics_of(tensors, method, index))
+        kept, _ = apply_changes(weights, layer, changes, statistics)
         if kept is not None:
             write_attention(new, kept if new.reduced else _for_stock(kept, float(new.module.scaling)))
+
+
+def _fill_mlp(site: Site, new: Site, layer: LayerShape, changes: Changes, statistics: Statistics | None) -> None:
+    before, after = mlp_of(site), mlp_of(new)
+    if before is None or after is None or all(change.acts_on != "mlp" for change in changes):
+        return
+    kept = apply_to_mlp(read_mlp(before), layer, changes, statistics)
+    if kept is not None:
+        write_mlp(after, kept)
 
 
 def _check_finite(weights: AttentionWeights, path: str) -> None:
@@ -145,7 +156,7 @@ def _for_stock(weights: AttentionWeights, scale: float) -> AttentionWeights:
 def _fill_rest(
     model: PreTrainedModel, reduced: PreTrainedModel, after: Sequence[LayerShape | None], share: bool
 ) -> None:
-    """Copy everything that is still empty (all but the attention) from the same place in ``model``."""
+    """Copy everything that is still empty (all that no change touched) from the same place in ``model``."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     blocks = sites_of(model)[0].stack.blocks
     renumbered = {

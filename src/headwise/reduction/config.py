@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headwise.families.mlp import stock_channels
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
@@ -50,7 +51,10 @@ def per_layer_config(
         stay = [kind for kind, layer in zip(config.layer_types, after, strict=True) if layer is not None]
         kinds = config.layer_types = _lend_kinds(stay, [bool(each.layer.heads) for each in kept])
     pairs = rotary_width(model) // 2
-    rows = [_layer_entry(each, slot, pairs) for each, slot in zip(kept, _slots(kept, kinds), strict=True)]
+    rows = [
+        {**_layer_entry(each, slot, pairs), **_mlp_entry(each, config)}
+        for each, slot in zip(kept, _slots(kept, kinds), strict=True)
+    ]
     config.headwise = {
         "base": base,
         "names": {"q": family.q, "k": family.k, "v": family.v, "fused": family.fused, "norms": list(family.norms)},
@@ -138,6 +142,24 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
         "slot": slot,
         **kept.entry,
     }
+
+
+def _mlp_entry(kept: Kept, config: PreTrainedConfig) -> dict[str, Any]:
+    """What says how wide the MLP of a layer is, where it is not as the stock class would build it."""
+    site, spec, mlp = kept.site, kept.site.stack.mlp, kept.layer.mlp
+    channels = 0 if mlp is None else mlp.channels
+    if spec is None or channels == stock_channels(config, spec):
+        return {}
+    block = f"{site.stack.blocks}.{kept.index}"
+    entry = {
+        "channels": channels,
+        "up": [f"{block}.{path}" for path in (spec.gate, spec.up) if path is not None],
+        "down": f"{block}.{spec.down}",
+        "fused": spec.fused,
+        "module": None if spec.module is None else f"{block}.{spec.module}",
+        "norms": [block + path.removeprefix(site.block_path) for path in site.mlp_norm_paths],
+    }
+    return {"mlp": entry}
 
 
 def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], shape: ModelShape) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
+from headwise.families.mlp import mlp_of
 from headwise.families.sites import sites_of
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
@@ -22,7 +23,7 @@ from headwise.reduction.widths.refit import Piece, refit_model
 from headwise.runtime.cache import CacheSpec
 from headwise.tracing.fisher import Distance, measure_distance
 
-DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs")
+DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs", "downs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def reduce_model(
     refit: Collection[Piece] = DEFAULT_REFIT,
     progress: Progress = silent,
 ) -> Reduced:
-    """``model`` reduced as ``plan`` says; it shares all weights outside the attention with it.
+    """``model`` reduced as ``plan`` says; it shares all weights that it does not change with it.
 
     ``tensors`` are those of a profile.
     """
@@ -88,30 +89,34 @@ def _refit(
     if not held_out:
         return reduced
     fitted = reduced.model
-    before = {name: tensor.clone() for name, tensor in attention_state(fitted).items()}
+    before = {name: tensor.clone() for name, tensor in fitted_state(fitted).items()}
     cut = refitted = measure_distance(model, fitted, held_out)
-    for tried in (tuple(pieces), tuple(piece for piece in pieces if piece != "outputs")):
-        if not tried:
-            break
+    for tried in _tries(reduced.plan, pieces):
         refit_model(model, fitted, reduced.plan, [batch.inputs for batch in batches], tried, progress)
         refitted = measure_distance(model, fitted, held_out)
         if refitted.error < cut.error:
             return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)
         with torch.no_grad():
-            for name, tensor in attention_state(fitted).items():
+            for name, tensor in fitted_state(fitted).items():
                 tensor.copy_(before[name])
-        if len(tried) == 1:
-            break
     return replace(reduced, cut=cut.error, refitted=refitted.error, distance=cut)
 
 
-def attention_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """All tensors of the attention layers, by name."""
-    modules = {
-        f"{site.path}{end}": module
-        for site in sites_of(model)
-        for end, module in (("", site.module), (".out", site.out))
-    }
+def _tries(plan: Plan, pieces: Collection[Piece]) -> list[tuple[Piece, ...]]:
+    """What to refit, all that is asked for first: each piece may do more harm than good, outputs above all."""
+    cut = any(change.acts_on == "mlp" for changes in plan.layers for change in changes)
+    wanted = tuple(piece for piece in pieces if cut or piece != "downs")
+    smaller = [tuple(piece for piece in wanted if piece not in out) for out in (("downs",), ("outputs",))]
+    return [tried for tried in dict.fromkeys((wanted, *smaller)) if tried]
+
+
+def fitted_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All tensors of the attention layers, and of the last projections of MLPs, by name."""
+    modules = {}
+    for site in sites_of(model):
+        modules |= {site.path: site.module, f"{site.path}.out": site.out}
+        if (mlp := mlp_of(site)) is not None:
+            modules[f"{site.path}.down"] = mlp.down
     return {
         f"{path} {name}": tensor for path, module in modules.items() for name, tensor in module.state_dict().items()
     }

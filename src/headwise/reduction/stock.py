@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headwise.families.family import Mlp
 from headwise.families.known import family_of
-from headwise.families.sites import base_type
+from headwise.families.mlp import stock_channels
+from headwise.families.sites import base_type, sites_of
 from headwise.records.change import Pairs
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape, ModelShape
@@ -43,12 +46,36 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
         kinds = getattr(config, "layer_types", None)
         if kinds is not None:
             shortened.layer_types = [kind for kind, layer in zip(kinds, after, strict=True) if layer is not None]
-    if all(before == replace(layer, packed=before.packed) for before, layer, _ in kept):
+    if (reason := _state_channels(model, shortened, after)) is not None:
+        return reason
+    if all(_attention(before) == _attention(layer) for before, layer, _ in kept):
         return shortened
     if len({layer.dims for _, layer, _ in kept}) > 1 or len(family_of(base_type(config)).stacks) > 1:
         return "its layers differ in shape"
     before, layer, _ = kept[0]
     return _other_heads(model, shortened, before.rotary, layer, [pairs for _, _, pairs in kept])
+
+
+def _state_channels(model: PreTrainedModel, config: PreTrainedConfig, after: Sequence[LayerShape | None]) -> str | None:
+    """Put the channels of all MLPs into ``config``; the reason where it cannot say them."""
+    channels: dict[Mlp, set[int]] = {}
+    for site, layer in zip(sites_of(model), after, strict=True):
+        if layer is not None and site.stack.mlp is not None:
+            channels.setdefault(site.stack.mlp, set()).add(0 if layer.mlp is None else layer.mlp.channels)
+    for spec, counts in channels.items():
+        if counts == {stock_channels(config, spec)}:
+            continue
+        if 0 in counts:
+            return "some layers have no MLP"
+        if len(counts) > 1:
+            return "its MLPs differ in width"
+        setattr(config, spec.width, counts.pop())
+    return None
+
+
+def _attention(layer: LayerShape) -> LayerShape:
+    """What a layer is apart from its MLP and from how its cache is packed."""
+    return replace(layer, packed=None, mlp=None, rest_parameters=0, rest_matmul=0)
 
 
 def _pairs(before: LayerShape, layer: LayerShape, changes: Changes) -> Pairs | None:

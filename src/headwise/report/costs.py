@@ -15,7 +15,7 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 ROLES = {"none": "encoder", "tokens": "decoder", "source": "cross"}
 Row = TypeVar("Row")
-COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "parameters", "KV / token", "KV cache")
+COLUMNS = ("layers", "heads", "kv heads", "qk dim", "v dim", "mlp", "parameters", "KV / token", "KV cache")
 
 
 def print_costs(report: CostReport, console: Console | None = None) -> None:
@@ -52,6 +52,7 @@ def _cells(index: int, cost: Cost, shape: ModelShape) -> tuple[str, ...]:
     return (
         ROLES[layer.cache] if shape.source_tokens else "",
         *(str(value) if layer.heads else "-" for value in dims),
+        "-" if layer.mlp is None else f"{layer.mlp.channels:,}",
         count(spent.parameters),
         size(spent.kv_bytes_per_token),
         size(spent.kv_bytes),

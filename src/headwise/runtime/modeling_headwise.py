@@ -171,11 +171,20 @@ class NoAttention(nn.Module):
         return torch.zeros_like(hidden_states), None
 
 
+class NoMlp(nn.Module):
+    """What stands where an MLP, or its last projection, was removed."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return torch.zeros_like(hidden_states)
+
+
 def install(model, config):
-    """Exchange the attention modules of a stock ``model`` for those ``config.headwise`` describes."""
+    """Exchange the attention modules and MLPs of a stock ``model`` for those ``config.headwise`` describes."""
     spec = config.headwise
     base = model.base_model
     for layer in spec["layers"]:
+        if "mlp" in layer:
+            resize_mlp(base, layer["mlp"])
         if isinstance(base.get_submodule(layer["attention"]), (ReducedAttention, NoAttention)):
             continue  # task heads shared by many families build their base from the config: it is reduced already
         if layer["heads"]:
@@ -230,6 +239,26 @@ def reduce_attention(base, layer, names):
     module.layer_idx = layer["slot"]
     pairs = layer["pairs"]
     module.register_buffer("rope_pairs", None if pairs is None else torch.zeros(kv_heads, pairs, dtype=torch.long))
+
+
+def resize_mlp(base, mlp):
+    """Give an MLP the number of channels that ``mlp`` says; without any, take it away with the norms only it reads."""
+    channels, up, down = mlp["channels"], mlp["up"], mlp["down"]
+    if not channels:
+        if mlp["module"] is None:
+            for path in up:
+                base.set_submodule(path, nn.Identity())
+        base.set_submodule(mlp["module"] or down, NoMlp())
+        for path in mlp["norms"]:
+            base.set_submodule(path, nn.Identity())
+        return
+    for path in up:
+        old = base.get_submodule(path)
+        width = old.nx if hasattr(old, "nx") else old.in_features
+        base.set_submodule(path, nn.Linear(width, channels * (2 if mlp["fused"] else 1), bias=old.bias is not None))
+    old = base.get_submodule(down)
+    width = old.nf if hasattr(old, "nf") else old.out_features
+    base.set_submodule(down, nn.Linear(channels, width, bias=old.bias is not None))
 
 
 @functools.cache

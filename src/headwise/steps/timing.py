@@ -30,7 +30,7 @@ from headwise.records.plan import Changes, Plan, changed, in_order
 from headwise.records.profile import Profile
 from headwise.records.settings import OpenConfig
 from headwise.records.shape import LayerShape, ModelShape
-from headwise.records.timing import Timing, decode_work, work_key
+from headwise.records.timing import Timing, attention_key, decode_work
 from headwise.reduction.build import build_reduced
 from headwise.reduction.levels import any_codes
 from headwise.reduction.plans import menus_for
@@ -197,12 +197,14 @@ def _fitted(measured: list[Timed], context: int, device: str, dtype: str) -> Tim
     return Timing(device, dtype, context, outside, rates, _whole(measured[0], context), error)
 
 
-def _whole(dense: Timed, context: int) -> dict[str, float]:
-    """Median nanoseconds of layers with the same work."""
-    alike: dict[str, list[float]] = {}
+def _whole(dense: Timed, context: int) -> dict[str, tuple[float, float]]:
+    """For each sort of attention the median nanoseconds of layers with it, and their weights."""
+    alike: dict[str, list[tuple[float, float]]] = {}
     for layer, nanoseconds in zip(dense.shape.layers, dense.blocks, strict=True):
-        alike.setdefault(work_key(decode_work(layer, dense.shape, context)), []).append(nanoseconds)
-    return {key: statistics.median(times) for key, times in alike.items()}
+        work = decode_work(layer, dense.shape, context)
+        alike.setdefault(attention_key(work), []).append((nanoseconds, work["weights"]))
+    medians = ((key, map(statistics.median, zip(*rows, strict=True))) for key, rows in alike.items())
+    return {key: (time, weights) for key, (time, weights) in medians}
 
 
 def nonnegative(amounts: np.ndarray) -> np.ndarray:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
 from headwise.families.layout import layout_of
-from headwise.families.sites import Site, sites_of
+from headwise.families.sites import Site, has_one_stack, sites_of
 from headwise.families.weights import read_attention
 from headwise.files.errors import InputError
 from headwise.linalg.attention import Attention
@@ -18,12 +20,14 @@ from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.tracing.channels import watching_channels
 from headwise.tracing.coded import add_cached, coded_bases, packable, watch_gradients
 from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
 from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
+from headwise.tracing.substitution import left_out
 from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
@@ -52,6 +56,7 @@ class Collector:
         alike = (getattr(site.module, "rope_pairs", None) is None for site in self.sites)
         self.mergeable = [same and bool(layer.joinable) for same, layer in zip(alike, self.layers, strict=True)]
         self.shared: dict[int, Bases] = {}
+        self.left_out: list[list[float]] = []
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -120,12 +125,20 @@ class Collector:
                     with torch.no_grad():
                         self._add_cuts(i, attention)
 
+        def see_channels(i: int, felt: dict[str, Tensor]) -> None:
+            for name, total in felt.items():
+                if not total.isfinite().all():
+                    where = self.sites[i].block_path
+                    raise InputError(f"The gradients in {where} are NaN or infinite; try it in float32.")
+                self.sums[i].add(name, total, drawn[0])
+
         lean = self.maps or self._activations(batch) > ACTIVATIONS
         through = gradient_checkpointing if lean else block_inputs_require_grad
         with (
             frozen(self.model),
             turning(self.model) as turns,
             watching(self.model, see),
+            watching_channels(self.sites, see_channels),
             through(self.model),
             torch.enable_grad(),
         ):
@@ -133,8 +146,10 @@ class Collector:
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_sampled_labels(outputs, seed)
 
-    def finish(self) -> None:
-        """After both passes: the coordinates in which each layer's cache is best rounded."""
+    def finish(self, batches: Sequence[Batch]) -> None:
+        """After both passes: what is lost without parts of blocks, and the coordinates to round each cache in."""
+        if has_one_stack(self.model):
+            self.left_out = left_out(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
             if self.packable[i] and sums.has("cached_kv_clipped"):
                 self.coded[i] = coded_bases(layer, sums)

@@ -1,4 +1,4 @@
-"""Which parameters of a reduced model are trained: attention of reduced layers, its singular values, LoRA, or all."""
+"""Which parameters of a reduced model are trained: reduced attention and MLPs, singular values, LoRA, or all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
+from headwise.families.mlp import MlpSite, mlp_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, is_transposed, sites_of
 from headwise.families.weights import balanced, read_attention, write_attention
@@ -20,12 +21,18 @@ LORA_RANK = 16
 
 
 def make_trainable(
-    model: PreTrainedModel, train: Train, layers: Collection[int], *, coded: Collection[int] = ()
+    model: PreTrainedModel,
+    train: Train,
+    layers: Collection[int],
+    *,
+    mlps: Collection[int] = (),
+    coded: Collection[int] = (),
 ) -> Callable[[], PreTrainedModel]:
     """Let only ``train`` of the attention ``layers`` (or all weights) require gradients, and balance these layers.
 
-    Not those whose slots in the cache are ``coded``: balancing changes the scale of values, and levels would not fit.
-    Returns a function that merges factors and adapters into the weights and gives the ordinary model back.
+    So do the ``mlps`` of these layers. Layers whose slots in the cache are ``coded`` are not balanced: that changes the
+    scale of values, and levels would not fit. Returns a function that merges factors and adapters into the weights and
+    gives the ordinary model back.
     """
     chosen = [(site, layer) for site, layer in zip(sites_of(model), shape_of(model).layers, strict=True)]
     chosen = [pair for i, pair in enumerate(chosen) if i in layers and not pair[0].removed]
@@ -34,15 +41,16 @@ def make_trainable(
             if getattr(site.module, "layer_idx", None) not in coded:
                 write_attention(site, balanced(read_attention(site, layer.rotary)))
     sites = [site for site, _ in chosen]
+    cut = [mlp for i, site in enumerate(sites_of(model)) if i in mlps and (mlp := mlp_of(site)) is not None]
+    learning = [module for part in (*map(projections, sites), *(mlp.projections for mlp in cut)) for module in part]
     model.requires_grad_(train == "all")
     if train == "attention":
-        for site in sites:
-            for module in projections(site):
-                module.requires_grad_(True)
+        for module in learning:
+            module.requires_grad_(True)
     elif train == "values":
-        return _scale(model, sites)
+        return _scale(model, sites, cut)
     elif train == "lora":
-        return _adapt(model, sites)
+        return _adapt(model, learning)
     return lambda: model
 
 
@@ -66,16 +74,15 @@ class _Scaled(nn.Module):
         return weight * (self.scale[:, None] if self.rows else self.scale)
 
 
-def _scale(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrainedModel]:
-    """One factor for each coordinate of queries and of values, where these leave their head."""
+def _scale(model: PreTrainedModel, sites: list[Site], mlps: list[MlpSite]) -> Callable[[], PreTrainedModel]:
+    """One factor for each coordinate of queries and of values, where these leave their head, and for each channel."""
     scaled: list[nn.Module] = []
-    for site in sites:
-        first, *_, last = projections(site)
-        for module, head_side in ((first, True), (last, False)):
-            rows = head_side != is_transposed(module)
-            size = cast(Tensor, module.weight).shape[0 if rows else 1]
-            parametrize.register_parametrization(module, "weight", _Scaled(size, rows))
-            scaled.append(module)
+    ends = [(projections(site)[0], True) for site in sites] + [(site.out, False) for site in sites]
+    for module, head_side in (*ends, *((mlp.down, False) for mlp in mlps)):
+        rows = head_side != is_transposed(module)
+        size = cast(Tensor, module.weight).shape[0 if rows else 1]
+        parametrize.register_parametrization(module, "weight", _Scaled(size, rows))
+        scaled.append(module)
 
     def merge() -> PreTrainedModel:
         for module in scaled:
@@ -85,13 +92,13 @@ def _scale(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrained
     return merge
 
 
-def _adapt(model: PreTrainedModel, sites: list[Site]) -> Callable[[], PreTrainedModel]:
+def _adapt(model: PreTrainedModel, learning: list[nn.Module]) -> Callable[[], PreTrainedModel]:
     try:
         from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - slow to import, and only LoRA needs it
     except ImportError:
         raise InputError('LoRA needs PEFT: pip install "headwise[train]".') from None
     names = {module: name for name, module in model.named_modules()}
-    targets = [names[module] for site in sites for module in projections(site)]
+    targets = [names[module] for module in learning]
     config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=targets)
     adapted = get_peft_model(model, config)
     return lambda: cast(PreTrainedModel, adapted.merge_and_unload())

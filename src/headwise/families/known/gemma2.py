@@ -1,6 +1,6 @@
 """Gemma 2: a second norm after the attention, alternating windows, capped logits."""
 
-from headwise.families.family import Family, Stack
+from headwise.families.family import Family, Mlp, Stack
 
 FAMILY = Family(
     name="gemma2",
@@ -12,6 +12,11 @@ FAMILY = Family(
             out="self_attn.o_proj",
             norms=("input_layernorm", "post_attention_layernorm"),
             norm_behind=True,
+            mlp=Mlp(
+                gate="mlp.gate_proj",
+                norms=("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+                norm_behind=True,
+            ),
         ),
     ),
     head_dim=True,

@@ -1,4 +1,4 @@
-"""Which layers could do without their attention, and what that is predicted to cost."""
+"""Which layers could do without their attention, or be dropped, and what that is predicted to cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.planning.sensitivity import group_loss
 from headwise.records.change import Change
+from headwise.records.profile import PARTS
 from headwise.records.shape import LayerShape
 from headwise.reduction.removal.change import Removal
 
-WITHOUT = Removal("attention")
+WITHOUT, DROPPED = Removal("attention"), Removal("block")
+BLOCK = "left_out"
 
 
 def options(request: MenuRequest) -> Iterator[MenuItem]:
     """For each layer that may change the option to lose its attention.
 
-    Some self-attention must stay in a model: where every layer could lose its own, the one felt most may not.
+    Some self-attention must stay in a model: where every layer could lose its own, the one felt most may not. Whole
+    blocks are offered where nothing less saves anything.
     """
     shape = request.profile.shape
     removable = {number: layer for number, layer in request.layers() if not layer.latent}
@@ -28,7 +31,15 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     for number, loss in losses.items():
         yield (number, ATTENTION), request.option(WITHOUT.shape(removable[number]), loss, lambda: (WITHOUT,))
 
+    for number, layer in removable.items():
+        bare = WITHOUT.shape(layer.with_channels(0))
+        if BLOCK in request.values(number) and request.saves(bare, None) and not request.saves(layer, bare):
+            loss = predicted_loss(layer, request.values(number), DROPPED)
+            yield (number, ATTENTION), request.option(None, loss, lambda: (DROPPED,))
+
 
 def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change) -> float:
-    """The predicted loss increase of losing all heads of a measured layer; what else is in a block is not measured."""
+    """The predicted loss increase of losing all heads of a measured layer, or the measured one of losing its block."""
+    if change == DROPPED and BLOCK in values:
+        return values[BLOCK][PARTS.index("block")]
     return sum(group_loss(layer, values))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headwise.families.mlp import mlp_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.families.weights import AttentionWeights, read_attention, write_attention
@@ -23,6 +24,7 @@ from headwise.linalg.attention import Attention
 from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
+from headwise.reduction.mlp.refit import behind_mlp, fit_down
 from headwise.reduction.sharing.change import Sharing
 from headwise.reduction.widths.apply import keep_heads, kept_heads
 from headwise.reduction.widths.change import Widths
@@ -34,7 +36,7 @@ QUERIES = 1024  # rows of attention that queries are fitted to, spread over all 
 HESSIANS = 1 << 28  # numbers in the Hessians of all rows, at most: of wide heads there are fewer rows
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
-Piece = Literal["queries", "temperature", "outputs"]
+Piece = Literal["queries", "temperature", "outputs", "downs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def refit_model(
 
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are fitted in layers that are
     narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
-    norm stands between them and the residual stream. An encoder is fitted before its decoder, self attention before
+    norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went. An
+    encoder is fitted before its decoder, self attention before
     cross attention.
     """
     sites, shape = sites_of(model), shape_of(model)
@@ -86,7 +89,8 @@ def refit_model(
 
 
 def _only_cut(changes: Changes) -> Widths | Sharing | None:
-    change = changes[0] if len(changes) == 1 else None
+    own = [change for change in changes if change.acts_on == "attention"]
+    change = own[0] if len(own) == 1 else None
     return change if isinstance(change, Widths | Sharing) else None
 
 
@@ -122,17 +126,29 @@ class _Fitter:
             if not pair.own.removed and "outputs" in self.pieces and not pair.site.stack.norm_behind:
                 earlier = [other.own.out for other in kept[:place] if not other.own.removed]
                 _fit_outputs(self.own, pair.own, pair.own_layer, self.j, before, earlier)
+        if "downs" in self.pieces:
+            self._fit_down(kept, after)
         if kept:
             self.own.hidden = [self.own.run(self.j, n) for n in numbers]
             self.j += 1
         self.dense.hidden = after or [self.dense.run(self.i, n) for n in numbers]
         self.i += 1
 
+    def _fit_down(self, kept: Sequence[_Pair], after: Sequence[Tensor]) -> None:
+        for pair in kept:
+            dense, own = mlp_of(pair.site), mlp_of(pair.own)
+            if dense is None or own is None or own.channels == dense.channels or own.norm_behind:
+                continue
+            wanted = after
+            if own.norm_after:
+                wanted = [behind_mlp(self.dense, dense, self.i, n)[0] for n in range(len(after))]
+            fit_down(self.own, own, self.j, wanted)
+
     def _queries(self, pair: _Pair) -> _Queries | None:
         cut = pair.cut
         if cut is None or cut.qk_dim == pair.layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1):
             return None
-        if pair.site.family.norms or not set(self.pieces) - {"outputs"}:
+        if pair.site.family.norms or not set(self.pieces) & {"queries", "temperature"}:
             return None
         return _Queries(pair.site, pair.layer, cut, pair.own, pair.own_layer, self.tokens)
 

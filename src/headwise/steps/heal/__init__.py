@@ -84,7 +84,7 @@ def heal_model(
     windows, codes = own_windows(student, words, text, inputs, config, reading), codes_of(student)
     with shared_folder(accelerator) as folder, _taught_by(teacher, accelerator.device) as taught:
         name = source_of(teacher) or type(teacher).__name__
-        pair = Pair(fresh(), fresh, taught, origin.plan, reduced, name, codes)
+        pair = Pair(fresh(), fresh, taught, origin.plan, *reduced, name, codes)
         work = Work(folder, windows.sha256)
         healed = heal_pair(pair, windows, config, accelerator, work, progress, everywhere=True)
     assert healed is not None  # every process reads the best weights
@@ -146,7 +146,7 @@ def heal(
         accelerator.init_trackers("headwise-heal", config=config.facts())
     taught: Any = teacher.float()
     taught = taught.to(accelerator.device)
-    pair = Pair(student, lambda: open_model(source), taught, plan, reduced, teacher_source, codes)
+    pair = Pair(student, lambda: open_model(source), taught, plan, *reduced, teacher_source, codes)
     healed = heal_pair(pair, windows, config, accelerator, work, progress)
     if healed is None:
         return {}
@@ -187,8 +187,8 @@ def _taught_by(teacher: PreTrainedModel, device: torch.device) -> Generator[PreT
 
 def _check_pair(
     names: tuple[str, str], student: PreTrainedModel, teacher: PreTrainedModel, plan: Plan
-) -> Collection[int]:
-    """Raise where these two do not belong together; else the attention layers of the student that were reduced."""
+) -> tuple[Collection[int], Collection[int]]:
+    """Raise where these two do not belong together; else the student's layers whose attention, or MLP, was reduced."""
     before = shape_of(teacher)
     plan.check(before)
     if plan.fingerprint not in ("", fingerprint(teacher)):
@@ -200,8 +200,11 @@ def _check_pair(
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{names[0]} knows {sizes[0]} tokens and {names[1]} {sizes[1]}: not the same tokenizer.")
+    parts = [{change.acts_on for change in plan.layers[i]} for i in kept]
     there = [j for j, layer in enumerate(layer for layer in after if layer is not None) if layer.heads]
-    return [j for j in there if plan.layers[kept[j]]] or there
+    cut = [j for j in there if "attention" in parts[j]]
+    mlps = [j for j, part in enumerate(parts) if "mlp" in part]
+    return (cut if cut or mlps else there), mlps
 
 
 def _check_wanted(config: HealConfig, teacher: PreTrainedModel) -> None:

@@ -35,9 +35,10 @@ START, MEMORY = "start", "teacher"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is healed: ``student`` is used up, ``fresh`` gives it anew; ``reduced`` numbers the layers that were cut.
+    """What is healed: ``student`` is used up, ``fresh`` gives it anew.
 
-    ``teacher`` is in float32 on the device of the run. With ``codes`` it learns to read what its cache rounds so.
+    ``reduced`` numbers the layers whose attention was cut, ``mlps`` those whose MLP was. ``teacher`` is in float32 on
+    the device of the run. With ``codes`` it learns to read what its cache rounds so.
     """
 
     student: PreTrainedModel
@@ -45,6 +46,7 @@ class Pair:
     teacher: PreTrainedModel
     plan: Plan
     reduced: Collection[int]
+    mlps: Collection[int]
     teacher_name: str
     codes: CacheSpec | None = None
 
@@ -81,7 +83,7 @@ def heal_pair(
     student.to(accelerator.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        make_trainable(student, config.train, pair.reduced, coded=pair.coded)
+        make_trainable(student, config.train, pair.reduced, mlps=pair.mlps, coded=pair.coded)
         before = Healer(accelerator, pair, windows, config, work, progress).run()
     best = work.best() if everywhere or accelerator.is_main_process else None
     if everywhere:
@@ -94,7 +96,7 @@ def heal_pair(
     student.float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        settle = make_trainable(student, config.train, pair.reduced, coded=pair.coded)
+        settle = make_trainable(student, config.train, pair.reduced, mlps=pair.mlps, coded=pair.coded)
     put_weights(student, best.tensors)
     name = next(iter(before))
     facts = {

@@ -1,4 +1,4 @@
-"""Healing layer by layer: each attention learns what the stream was behind it in the dense model.
+"""Healing layer by layer: each attention, then each MLP, learns what the stream was behind it in the dense model.
 
 It learns on the inputs it really gets, behind layers that have learnt already. No gradient leaves the layer, so this is
 cheap: the papers' fine-tuning of student heads, for all heads of a layer at once.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headwise.families.mlp import mlp_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
@@ -45,7 +47,7 @@ def heal_locally(
     work: Work,
     progress: Progress,
 ) -> None:
-    """Train the attention of ``student`` (what of it asks for gradients), one layer after the other."""
+    """Train attention and MLPs of ``student`` (what of it asks for gradients), one layer after the other."""
     done, weights = work.load(STAGE)
     work.forget_after(STAGE, done)
     if weights:
@@ -101,14 +103,17 @@ def _one_by_one(
                 wanted = given
                 if not site.stack.norm_behind:
                     wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
-                error = _train(now, own, j, wanted, [batch.get("attention_mask") for batch in batches], config)
-                if error is not None and not math.isfinite(error[1]):
-                    raise Failed(
-                        f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
-                        "A lower learning rate of single layers may help."
-                    )
-                if error is not None:
-                    work.log(stage=STAGE, step=i + 1, layer=i, error_before=error[0], error_after=error[1])
+                for part, task in (("attention", _attention(now, own, j, wanted)), ("mlp", _mlp(now, own, j, after))):
+                    error = _train(task, [batch.get("attention_mask") for batch in batches], config)
+                    if error is not None and not math.isfinite(error[1]):
+                        raise Failed(
+                            f"The error of layer {i} is not a number. The weights of the start stay in {work.folder}. "
+                            "A lower learning rate of single layers may help."
+                        )
+                    if error is not None:
+                        work.log(
+                            stage=STAGE, step=i + 1, layer=i, part=part, error_before=error[0], error_after=error[1]
+                        )
             with torch.no_grad():
                 now.hidden = [now.run(j, n) for n in range(len(batches))]
         before.hidden = after
@@ -117,12 +122,36 @@ def _one_by_one(
             saved = time.monotonic()
 
 
-def _train(
-    now: Stream, site: Site, block: int, wanted: list[Tensor], masks: Sequence[Tensor | None], config: HealConfig
-) -> tuple[float, float] | None:
-    """Fit one attention; the mean error of the first and of the last round, None where nothing in it learns."""
-    modules = (site.module, site.out)
-    parameters = list({id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values())
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What learns, what it is to reach for each batch, and what it does ``reach``; gradients stay in ``block``."""
+
+    modules: Sequence[nn.Module]
+    block: nn.Module
+    wanted: Sequence[Tensor]
+    reach: Callable[[int], Tensor]
+
+
+def _attention(now: Stream, site: Site, block: int, wanted: Sequence[Tensor]) -> _Task:
+    """The attention of a block learns the stream behind it, or what it adds where a norm stands in between."""
+
+    def reach(n: int) -> Tensor:
+        added = now.run_through(site.out, block, n)
+        return added if site.stack.norm_behind else now.hidden[n] + added
+
+    return _Task((site.module, site.out), now.blocks[block], wanted, reach)
+
+
+def _mlp(now: Stream, site: Site, block: int, wanted: Sequence[Tensor]) -> _Task:
+    """The MLP of a block learns the stream behind the block."""
+    mlp = mlp_of(site)
+    return _Task([] if mlp is None else mlp.projections, now.blocks[block], wanted, lambda n: now.run(block, n))
+
+
+def _train(task: _Task, masks: Sequence[Tensor | None], config: HealConfig) -> tuple[float, float] | None:
+    """Fit one part of a block; the mean error of the first and of the last round, None where nothing in it learns."""
+    wanted = task.wanted
+    parameters = list({id(p): p for module in task.modules for p in module.parameters() if p.requires_grad}.values())
     if not parameters:
         return None
     adam = optimizer_of(parameters, rms_of(parameters))
@@ -130,16 +159,13 @@ def _train(
     for step in range(steps):
         n = step % len(wanted)
         set_learning_rate(adam, config.local_speed * (1 + math.cos(math.pi * step / steps)) / 2)
-        reached = now.run_through(site.out, block, n)
-        if not site.stack.norm_behind:
-            reached = now.hidden[n] + reached
-        reached = reached.float()
+        reached = task.reach(n).float()
         energy = wanted[n].float().square().sum(-1).clamp(min=torch.finfo(reached.dtype).tiny)
         errors_BT, mask = (reached - wanted[n]).square().sum(-1) / energy, masks[n]
         error = errors_BT.mean() if mask is None else errors_BT[mask.to(errors_BT.device) > 0].mean()
         error.backward()
         adam.step()
-        now.blocks[block].zero_grad()
+        task.block.zero_grad()
         errors.append(error.item())
     half = len(wanted)
     return sum(errors[:half]) / half, sum(errors[-half:]) / half

@@ -96,7 +96,8 @@ class Measurement:
                 work.save(number + 1, collector.state())
         if not collector.units:
             collector.prepare()
-        collector.finish()
+        progress(total, total, "leaving out")
+        collector.finish(batches)
         progress(total, total, "writing")
 
 

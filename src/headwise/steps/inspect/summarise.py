@@ -16,9 +16,10 @@ from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
 from headwise.planning.sensitivity import best_split, cut_curve
-from headwise.records.profile import SHARES, LayerProfile, rounded
+from headwise.records.profile import MLP_PARTS, SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
+from headwise.tracing.channels import channel_losses
 from headwise.tracing.coded import importances
 from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 from headwise.tracing.shared import between_heads, unit_damage
@@ -50,6 +51,10 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
     if i in collector.shared:
         quantities |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(layer, sums).items()}
+    if sums.has("mlp_fisher"):
+        quantities["mlp_damage"] = _channel_damage(sums)
+    if collector.left_out:
+        quantities["left_out"] = collector.left_out[i]
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),
@@ -92,7 +97,13 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
     if i in collector.shared:
         tensors |= between_heads(collector.layers[i], sums)
         tensors |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(collector.layers[i], sums).items()}
-    return {f"{i}.{name}": tensor.float().contiguous() for name, tensor in tensors.items()}
+    if sums.has("mlp_fisher"):
+        order = channel_losses(sums).argsort(descending=True, stable=True)
+        tensors["mlp_order"] = order.to(torch.int32)
+    return {
+        f"{i}.{name}": (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def _lengths(sums: Sums) -> tuple[int, ...]:
@@ -206,3 +217,9 @@ def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
         "qk_pairs": [0 if split is None else split[1] for split in splits],
         "v_damage": values,
     }
+
+
+def _channel_damage(sums: Sums) -> list[float]:
+    """Predicted loss increase of keeping each sixty-fourth of the MLP's channels."""
+    curve = cut_curve([channel_losses(sums).tolist()])
+    return [curve[round(part * (len(curve) - 1) / MLP_PARTS)] for part in range(MLP_PARTS + 1)]

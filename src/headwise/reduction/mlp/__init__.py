@@ -1,0 +1,1 @@
+"""Fewer channels in the MLP of a block, or no MLP."""
