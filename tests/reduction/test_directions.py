@@ -2,7 +2,6 @@
 
 from importlib import metadata
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from headwise.records.budget import Budget
 from headwise.records.settings import CompressConfig
 from headwise.reduction.apply import statistics_of
 from headwise.reduction.build import build_reduced
+from headwise.reduction.kinds import register, unregister
 from headwise.reduction.widths.apply import cut_attention
 from headwise.reduction.widths.change import Widths
 from headwise.reduction.widths.directions import kept_directions
@@ -31,6 +31,14 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs away from here " * 
 FAMILIES = ["llama", "gpt2", "gpt_neox", "phi", "qwen3", "bert", "opt"]
 
 
+@pytest.fixture(autouse=True)
+def no_merged_heads():
+    """Plans of narrower heads alone."""
+    unregister("sharing")
+    yield
+    register("headwise.reduction.sharing")
+
+
 def measured(name, tmp_path):
     tiny(name).save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
@@ -38,8 +46,7 @@ def measured(name, tmp_path):
     source = str(tmp_path / "model")
     inspect(source, tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32))
     budget = Budget("keep_attention_params" if name == "bert" else "keep_kv", 0.7)
-    with mock.patch("headwise.reduction.sharing.options.options", lambda request: ()):  # cuts of heads by themselves
-        return source, make_plan(tmp_path / "run", tmp_path / "plan.json", budget, multiple=2)[0]
+    return source, make_plan(tmp_path / "run", tmp_path / "plan.json", budget, multiple=2)[0]
 
 
 def biased(weight, bias):

@@ -13,7 +13,7 @@ import pytest
 
 from headwise.records.budget import Budget
 from headwise.records.cost import cost_of
-from headwise.records.profile import QUANTITIES, Profile
+from headwise.records.profile import QUANTITIES, SHARED, Profile
 from headwise.reduction.plans import plan_for, slider
 from headwise.report.page import render, write_page
 from headwise.report.summary import sentence
@@ -120,7 +120,7 @@ def test_removed_heads_and_attention_are_shown(browser, profile, tmp_path):
     measured = Profile.load(profile / "profile.json")
     layers = []
     for index, layer in enumerate(measured.layers):
-        values = json.loads(json.dumps(layer.values))
+        values = {name: json.loads(json.dumps(value)) for name, value in layer.values.items() if name not in SHARED}
         for group in {0: [1], 1: [0, 1]}.get(index, []):
             values["head_damage"][4 * group : 4 * group + 4] = [0.0] * 4
             values["v_unit_damage"][group] = [0.0] * 32
@@ -246,7 +246,8 @@ def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
     measured = Profile.load(profile / "profile.json")
     sizes = {"head": 32, "group": 8, "value": 128, "share": 3, "length": 5, "tolerance": 3, "width": 3, "pair": 64}
     sizes |= {"unit": 128, "dim": 129, "kind": 3, "coordinate": 128, "value group": 4, "value coordinate": 256}
-    sizes |= {"joint coordinate": 512, "sixty-fourth": 65, "part": 2}
+    sizes |= {"joint coordinate": 512, "size": 1, "shared unit": 512, "shared value": 1024}
+    sizes |= {"sixty-fourth": 65, "part": 2}
 
     def fill(axes):
         return [fill(axes[1:]) for _ in range(sizes[axes[0]])] if axes else round(random.random(), 5)
