@@ -188,7 +188,7 @@ QUANTITIES: dict[str, Quantity] = {
     "left_out": Quantity(
         ("part",),
         "Measured loss increase with the MLP or all of the block left out, in nats per output: the KL divergence on "
-        "512 tokens of the text.",
+        "256 tokens of the text.",
     ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")

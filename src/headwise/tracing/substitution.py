@@ -18,7 +18,7 @@ from headwise.families.sites import Site, sites_of
 from headwise.tracing.fisher import kl_from_baseline
 from headwise.tracing.forward import forward
 
-TOKENS = 512
+TOKENS = 256
 
 
 def left_out(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> list[list[float]]:
