@@ -309,6 +309,12 @@ class ModelShape:
         decoder = [i for i, layer in enumerate(self.layers) if layer.cache == "tokens"]
         return decoder or [i for i, layer in enumerate(self.layers) if layer.cache == "none"]
 
+    def as_known_to(self, measured: ModelShape) -> ModelShape:
+        """This shape without the MLPs that ``measured``, written by an earlier version, does not tell of."""
+        if any(layer.mlp is not None for layer in measured.layers):
+            return self
+        return replace(self, layers=tuple(replace(layer, mlp=None) for layer in self.layers))
+
     def planned(self, plan: Reshaping) -> ModelShape:
         """The shape of this model after ``plan``; raises where the plan was made for another model."""
         plan.check(self)

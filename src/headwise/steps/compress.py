@@ -182,15 +182,8 @@ def read_pieces(text: str) -> tuple[Piece, ...]:
 
 
 def _check_profile(measured: Profile | None, shape: ModelShape, names: _Names) -> None:
-    if measured is not None and measured.shape != _as_known(shape, measured.shape):
+    if measured is not None and measured.shape != shape.as_known_to(measured.shape):
         raise InputError(f"{names.profile} holds the profile of another model.")
-
-
-def _as_known(shape: ModelShape, measured: ModelShape) -> ModelShape:
-    """``shape`` without the MLPs that a profile of an earlier version does not tell of."""
-    if any(layer.mlp is not None for layer in measured.layers):
-        return shape
-    return replace(shape, layers=tuple(replace(layer, mlp=None) for layer in shape.layers))
 
 
 def _folder(plan: Plan, plan_file: Path | None = None, given: Path | None = None) -> Path | None:

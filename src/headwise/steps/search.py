@@ -105,7 +105,7 @@ def search_plan(
     Decoders are measured by the increase of their log-perplexity, other models by their divergence: on what the profile
     held out, or on ``text``, of which windows that were calibrated on are left out.
     """
-    if shape_of(loaded.model) != profile.shape:
+    if shape_of(loaded.model).as_known_to(profile.shape) != profile.shape:
         raise InputError(f"{loaded.name} is no longer the model that {where} is a profile of.")
     check_measured(profile, where, loaded.name, loaded.fingerprint())
     check_profile_inputs(loaded.model, profile.tensors)

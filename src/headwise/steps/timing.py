@@ -80,7 +80,7 @@ def measure_timing(
 ) -> Timing:
     """Rates fitted to the blocks of ``model`` as it is, and of plans for it at random."""
     shape = profile.shape
-    if shape_of(model) != shape:
+    if shape_of(model).as_known_to(shape) != shape:
         raise InputError("The model is no longer the one that the profile is of.")
     if any(layer.cache != "tokens" for layer in shape.layers):
         raise InputError("Decode time is planned for decoders alone.")
