@@ -38,7 +38,8 @@ from headwise.runtime.cache import PackedCache
 from headwise.tracing.placement import running
 from headwise.tracing.speed import now
 
-LAYERS = 60  # timed at least
+LAYERS = 120  # timed at least
+SORTS = (None, "packed", None, "latent")  # of plans in turn; kernels are faster among their like
 WARM, COUNTED = 6, 9  # tokens: compilers see a growing cache for the first times
 SEED = 0
 
@@ -85,7 +86,8 @@ def measure_timing(
     if any(layer.cache != "tokens" for layer in shape.layers):
         raise InputError("Decode time is planned for decoders alone.")
     chance = random.Random(SEED)
-    plans = [random_plan(profile, context, chance) for _ in range(-(-LAYERS // len(shape.layers)))]
+    count = max(len(SORTS), -(-LAYERS // len(shape.layers)))
+    plans = [random_plan(profile, context, chance, SORTS[number % len(SORTS)]) for number in range(count)]
     measured = []
     for number, plan in enumerate((Plan.full(shape), *plans)):
         progress(number, 1 + len(plans), "timing layers")
@@ -118,16 +120,18 @@ def reduced_with_cache(model: PreTrainedModel, plan: Plan, context: int) -> tupl
     return small, cache
 
 
-def random_plan(profile: Profile, context: int, chance: random.Random) -> Plan:
-    """A plan at random, in which every sort of cache has about as many layers."""
+def random_plan(profile: Profile, context: int, chance: random.Random, sort: str | None = None) -> Plan:
+    """A plan at random: with caches of one ``sort`` where there are such, or about as many layers of each sort."""
     every = Budget("keep_kv", 1.0, context, also=(Budget("keep_attention_params", 1.0),))  # of two, menus stay whole
     menus, shape, first = menus_for(profile, every, cache="latent"), profile.shape, chance.randrange(12)
-    layers = [_changes(menus, layer, number, first + number, chance) for number, layer in enumerate(shape.layers)]
+    layers = [_changes(menus, layer, number, first + number, sort, chance) for number, layer in enumerate(shape.layers)]
     return Plan.make(shape, layers)
 
 
-def _changes(menus: Menus, layer: LayerShape, number: int, turn: int, chance: random.Random) -> Changes:
-    """Changes at random of one layer, whose cache is of the sort whose ``turn`` it is."""
+def _changes(
+    menus: Menus, layer: LayerShape, number: int, turn: int, sort: str | None, chance: random.Random
+) -> Changes:
+    """Changes at random of one layer, whose cache is of such a ``sort``, or of the one whose ``turn`` it is."""
     parts = [menu for (which, _), menu in menus.items() if which == number]
     sorts: dict[str, list[Changes]] = {}
     for _ in range(len(max(parts, key=len))):
@@ -137,7 +141,7 @@ def _changes(menus: Menus, layer: LayerShape, number: int, turn: int, chance: ra
         if after is not None:
             sorts.setdefault(_sort(after), []).append(changes)
     names = sorted(sorts)
-    return chance.choice(sorts[names[turn % len(names)]])
+    return chance.choice(sorts[sort if sort in sorts else names[turn % len(names)]])
 
 
 def _sort(layer: LayerShape) -> str:
