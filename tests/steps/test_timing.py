@@ -59,6 +59,10 @@ def test_a_plan_within_decode_time_and_bytes(measured, own_cache, monkeypatch):
     config = hw.PlanConfig(multiple_of=4)
     plan = hw.plan(profile, keep_kv=0.6, keep_decode_time=5.0, model=model, config=config)
     assert plan.predicted["kept"] <= 0.6
+    assert plan.predicted["also"]["keep_decode_time"] <= 5.0
+    assert "% of the KV cache and " in str(plan)
+    plan.save(own_cache.parent / "plan.json")
+    assert hw.Plan.load(own_cache.parent / "plan.json").predicted == plan.predicted
     assert plan.budget["keep_decode_time"] == 5.0
     assert plan.budget["device"] == "cpu"
     (kept,) = own_cache.iterdir()

@@ -92,6 +92,7 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
         "text": profile.text.get("name", ""),
         "notes": _few_samples(profile, layers),
         "kept": budget.measure(after) / budget.measure(shape),
+        "also": {each.kind: each.measure(after) / each.measure(shape) for each in budget.also},
         "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
         "attention_parameters": [cost.attention_parameters for cost in costs],
     }

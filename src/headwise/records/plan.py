@@ -11,7 +11,7 @@ from headwise.files.errors import InputError
 from headwise.files.reading import Reader, read_record
 from headwise.files.writing import record_text, write_text
 from headwise.records.blueprint import Blueprint
-from headwise.records.budget import check_budget
+from headwise.records.budget import WORDS, check_budget
 from headwise.records.change import Change, Pairs, change_class, read_change
 from headwise.records.rendering import Shown
 from headwise.records.shape import DIMS, Dims, LayerShape, ModelShape
@@ -294,6 +294,9 @@ def _check_predicted(budget: Reader, predicted: Reader, layers: int) -> None:
     budget.text("dtype")
     for name in ("loss_increase", "kept"):
         predicted.number(name, least=0)
+    for name in predicted.mapping("also"):
+        predicted.child("also").only(*WORDS)
+        predicted.child("also").number(name, least=0)
     for name in ("expected", "measured"):
         if predicted.has(name):
             predicted.number(name)

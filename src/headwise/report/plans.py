@@ -71,8 +71,11 @@ def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
     if not plan.predicted or plan.blueprint is not None:
         return early_and_late
     loss, expected = plan.predicted["loss_increase"], plan.predicted.get("expected")
-    what = next((words for kind, words in WORDS.items() if kind in plan.budget), "model")
-    prediction = f"Keeps {plan.predicted['kept']:.1%} of the {what}; predicted loss increase {loss:.3g} nats per output"
+    also = plan.predicted.get("also", {})
+    what = next((words for kind, words in WORDS.items() if kind in plan.budget and kind not in also), "model")
+    shares = [(plan.predicted["kept"], what), *((share, WORDS[kind]) for kind, share in also.items())]
+    kept = " and ".join(f"{share:.1%} of the {words}" for share, words in shares)
+    prediction = f"Keeps {kept}; predicted loss increase {loss:.3g} nats per output"
     if not loss:
         return [f"{prediction}."]
     if expected is None:
