@@ -85,3 +85,10 @@ def test_one_option_of_each_menu_is_taken_and_what_is_impossible_is_said():
         allocate(PROFILE, replace(BUDGET, amount=0.4), menus, "halves")
     with pytest.raises(InputError, match="nothing to plan"):
         allocate(PROFILE, BUDGET, build_menus(request(), []), "halves")
+
+
+def test_what_costs_more_for_nothing_is_not_offered():
+    """Merged heads may have more parameters: the first option is the layer as it is, and no dearer one."""
+    (menu, _) = build_menus(request(), [source("dear", 10**6, 0.0)]).values()
+    assert names(menu) == []
+    assert menu[0].cost == BUDGET.cost(LAYER, SHAPE)

@@ -49,6 +49,19 @@ def test_all_limits_hold_and_mostly_nothing_better_exists():
     assert near >= 54
 
 
+def test_three_limits_are_mostly_kept_to_where_they_can_be():
+    chance, missed, possible = random.Random(11), 0, 0
+    for _ in range(60):
+        menus = [menu(chance, 2) for _ in range(4)]
+        limits = [round(4 * MOST * chance.uniform(0.4, 1.1)) for _ in range(3)]
+        if any(within(choice, limits) for choice in itertools.product(*menus)):
+            chosen = choose_within(menus, limits)
+            possible += 1
+            missed += chosen is None
+            assert chosen is None or within(chosen, limits)
+    assert missed <= possible / 20
+
+
 def test_three_limits_hold():
     chance = random.Random(5)
     menus = [menu(chance, 2) for _ in range(12)]

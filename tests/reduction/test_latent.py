@@ -17,6 +17,7 @@ from headwise.records.budget import Budget
 from headwise.records.shape import LayerShape
 from headwise.reduction.latent.change import Latent
 from headwise.reduction.latent.options import options, predicted_loss
+from headwise.reduction.mlp.change import Channels
 from headwise.reduction.plans import plan_for
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.rounding import rounding
@@ -151,3 +152,11 @@ def test_healing_keeps_latents(profiles):
     before, after = codes_of(small), codes_of(healed)
     assert all(codes.joint == after.layers[number].joint for number, codes in before.layers.items())
     assert hw.plan_of(healed).layers == hw.plan_of(small).layers
+
+
+def test_a_packed_cache_is_not_lost_by_the_way(profiles, tmp_path):
+    model, profile = profiles("llama")
+    small = hw.compress(model, plan_for(profile, Budget("keep_kv", 0.25, 4096), cache="latent"), profile)
+    channels = hw.Plan.make(hw.shape_of(small), [(Channels(8),), (), ()])
+    with pytest.raises(InputError, match="has a packed cache, which the plan does not say how to pack in layer 0"):
+        hw.compress(small, channels)

@@ -1,5 +1,7 @@
 """Decode time: rates fitted to timed layers, kept for the next time, and plans within them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import headwise as hw
 from headwise.files.errors import BudgetError, InputError
 from headwise.records.budget import Budget
 from headwise.records.packing import packed_of
-from headwise.records.shape import LayerShape, ModelShape
+from headwise.records.shape import Latent, LayerShape, MlpShape, ModelShape
 from headwise.records.timing import Timing, decode_work
 from headwise.reduction.plans import plan_for
 from headwise.steps import timing
@@ -33,7 +35,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_work_of_every_sort_of_layer():
-    weights = 1000 + LAYER.matmul_weights(32)
+    weights = LAYER.matmul_weights(32)
     assert decode_work(LAYER, SHAPE, 10) == {
         "block": 1,
         "weights": weights,
@@ -43,7 +45,7 @@ def test_work_of_every_sort_of_layer():
     }
     packed = LayerShape(4, 2, 8, 8, rotary=8, packed=packed_of([4, 4, 0, 1] * 8))
     assert decode_work(packed, SHAPE, 10)["packed coordinates"] == 10 * 24
-    assert decode_work(LayerShape(0, 0, 0, 0, rest_matmul=7), SHAPE, 10) == {"block": 1, "weights": 7}
+    assert decode_work(LayerShape(0, 0, 0, 0, rest_matmul=7), SHAPE, 10) == {"block": 1, "weights": 0}
 
 
 def test_rates_are_found_again_and_never_below_zero():
@@ -67,7 +69,7 @@ def test_a_plan_within_decode_time_and_bytes(measured, own_cache, monkeypatch):
     assert plan.budget["device"] == "cpu"
     (kept,) = own_cache.iterdir()
     known = Timing.load(kept)
-    assert known.context == profile.shape.max_tokens
+    assert known.context == profile.shape.max_tokens - timing.WARM - timing.COUNTED
     monkeypatch.setattr(timing, "time_layers", None)  # whatever is asked again is known
     assert hw.plan(profile, keep_kv=0.6, keep_decode_time=5.0, model=model, config=config).layers == plan.layers
 
@@ -91,11 +93,48 @@ def test_decode_time_is_allocated_exactly():
     assert time.limit(SHAPE) == int(0.9 * time.measure(SHAPE))
 
 
+def test_attention_and_mlp_are_planned_apart():
+    """Rounding included: what both save by themselves is what they save together."""
+    known = Timing("cpu", "float32", 10, 0.4, {"block": 1.3, "weights": 0.37, "dense numbers": 0.71}, {"other": 3.0})
+    layer = replace(LAYER, rest_parameters=1000, mlp=MlpShape(33, 17, 17))
+    narrow, thin = (replace(layer, v_dim=3), layer.with_channels(5))
+    both = narrow.with_channels(5)
+    whole, alone, other, together = (known.of_layer(each, SHAPE) for each in (layer, narrow, thin, both))
+    assert together - whole == (alone - whole) + (other - whole)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi", "gemma3_text"])
+def test_time_is_planned_for_every_sort_of_decoder(name, own_cache):
+    model = tiny(name)
+    ids = torch.randint(3, 97, (8, 32), generator=torch.Generator().manual_seed(0))
+    profile = hw.inspect(
+        model, inputs=[{"input_ids": ids}], config=hw.InspectConfig(tokens=256, maps=False), checks=False
+    )
+    assert hw.plan(profile, keep_decode_time=1.5, model=model).predicted["kept"] <= 1.5
+
+
 def test_what_cannot_be_is_said(measured, own_cache):
     model, profile = measured
     with pytest.raises(InputError, match="give the `model`"):
         hw.plan(profile, keep_decode_time=0.5)
     with pytest.raises(BudgetError, match="of the decode time is not possible"):
         hw.plan(profile, keep_decode_time=0.001, model=model)
-    with pytest.raises(InputError, match="does not decode"):
-        Budget("keep_decode_time", 0.5).check(ModelShape("bert", 32, (LayerShape(4, 4, 8, 8, cache="none"),), 1, 1))
+    for layer, words in (
+        (LayerShape(4, 4, 8, 8, cache="none"), "for decoders alone"),
+        (replace(LAYER, latent=Latent(8, 4)), "latent attention"),
+        (replace(LAYER, packed=packed_of([4] * 32)), "packed already"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Budget("keep_decode_time", 0.5).check(ModelShape("llama", 32, (layer,), 1, 1))
+    for share, context in ((0.0, None), (float("inf"), None), (0.5, 0)):
+        with pytest.raises(InputError, match="ecode time is"):
+            Budget("keep_decode_time", share, context)
+
+
+def test_layers_stand_for_themselves(measured):
+    _, profile = measured
+    with pytest.raises(InputError, match="stands for itself"):
+        hw.plan(profile, layers=2, keep_kv=0.5)
+    with pytest.raises(InputError, match="at least one layer"):
+        Budget("layers", 2.5)
+    assert hw.plan(profile, layers=2).dropped().count(True) == len(profile.shape.layers) - 2

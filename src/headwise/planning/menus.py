@@ -67,4 +67,7 @@ def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], 
             if part not in menus:
                 menus[part] = [request.option(layers[part[0]], 0.0)]
             menus[part].append(option)
-    return {part: menus[part] if len(request.costs) > 1 else frontier(menus[part]) for part in sorted(menus)}
+    if len(request.costs) > 1:
+        return {part: menus[part] for part in sorted(menus)}
+    saving = {part: [option for option in menu if option.cost <= menu[0].cost] for part, menu in menus.items()}
+    return {part: frontier(saving[part]) for part in sorted(menus)}

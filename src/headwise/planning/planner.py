@@ -15,7 +15,7 @@ from headwise.records.cost import cost_of
 from headwise.records.plan import Changes, Plan, in_order
 from headwise.records.profile import Profile
 
-CONFLICTING = "Not all of these budgets can be kept at once with {}, though each of them can."
+CONFLICTING = "No plan was found that keeps all of these budgets at once with {}, though each of them can be."
 
 
 def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tuple[Changes, ...]:

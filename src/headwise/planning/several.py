@@ -14,6 +14,7 @@ from headwise.planning.knapsack import LEAST_GAIN, Option, choose, frontier
 Menus = Sequence[Sequence[Option]]
 HALVINGS = 24
 SWEEPS = 3  # over all prices, where there are several
+RISES, RISE, FIRST = 200, 1.1, 1e-2  # of prices that one for another cost has undone
 CHEAPEST, DEAREST = 1e-6, 1e6  # prices of a whole limit, in units of all that could be lost
 
 
@@ -39,9 +40,14 @@ def choose_within(menus: Menus, limits: Sequence[int]) -> list[Option] | None:
                 low, high = (low, middle) if fits else (middle, high)
             prices[place] = high * unit
             chosen = _cheapest(menus, limits[0], prices)
-    if any(_spent(chosen, place) > limit for place, limit in enumerate(limits[1:])):
-        return None
-    return _upgraded(menus, chosen, limits)
+    for _ in range(RISES):
+        over = [place for place, limit in enumerate(limits[1:]) if _spent(chosen, place) > limit]
+        if not over:
+            return _upgraded(menus, chosen, limits)
+        for place in over:
+            prices[place] = max(RISE * prices[place], FIRST * most / max(1, abs(limits[1 + place])))
+        chosen = _cheapest(menus, limits[0], prices)
+    return None
 
 
 def _cheapest(menus: Menus, limit: int, prices: Sequence[float]) -> list[Option]:

@@ -54,10 +54,15 @@ class Budget:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"Unknown budget {self.kind!r}; use one of {', '.join(get_args(Kind))}.")
-        if self.kind in SHARES and not 0 < self.amount <= (1 if self.kind != "keep_decode_time" else math.inf):
+        if self.kind == "keep_decode_time":
+            if not 0 < self.amount < math.inf:
+                raise InputError(f"A share of decode time is more than 0, got {self.amount}.")
+            if self.context is not None and self.context < 1:
+                raise InputError(f"Decode time is measured after at least one token, got {self.context}.")
+        elif self.kind in SHARES and not 0 < self.amount <= 1:
             raise InputError(f"A share lies between 0 and 1, got {self.amount}.")
-        if self.kind == "layers" and self.amount < 1:
-            raise InputError(f"A model needs at least one layer, got {self.amount:g}.")
+        if self.kind == "layers" and (self.amount < 1 or self.amount != int(self.amount)):
+            raise InputError(f"A model needs at least one layer, and whole ones; got {self.amount:g}.")
         if self.amount <= 0:
             raise InputError(f"A budget of {self.amount:g} bytes holds no model.")
         if self.dtype not in DTYPE_BYTES:
@@ -79,7 +84,8 @@ class Budget:
     def each(self) -> Iterator[Budget]:
         """This budget by itself, then each of those that hold at once."""
         yield replace(self, also=())
-        yield from self.also
+        for budget in self.also:
+            yield from budget.each()
 
     @property
     def timed(self) -> bool:
@@ -93,11 +99,13 @@ class Budget:
 
     def check(self, shape: ModelShape) -> None:
         """Raise where the model of ``shape`` has nothing of what is limited."""
+        if self.also and any(budget.kind == "layers" for budget in self.each()):
+            raise InputError("`layers` stands for itself: drop layers first, then plan the rest of that model.")
         for budget in self.each():
-            if budget.kind != "keep_decode_time":
+            if budget.kind == "keep_decode_time":
+                _check_decodes(shape)
+            else:
                 budget.limit(shape)
-            elif not any(layer.cache == "tokens" for layer in shape.layers):
-                raise InputError("This model does not decode; use `keep_attention_params`.")
 
     def tokens(self, shape: ModelShape) -> int:
         """Tokens in the cache of the model of ``shape``."""
@@ -180,6 +188,15 @@ class Budget:
         if self.timing is None:
             raise InputError("Decode time has to be measured before it can be planned: give the `model`.")
         return self.timing
+
+
+def _check_decodes(shape: ModelShape) -> None:
+    if any(layer.cache != "tokens" for layer in shape.layers):
+        raise InputError("Decode time is planned for decoders alone; use `keep_attention_params`.")
+    if any(layer.latent for layer in shape.layers):
+        raise InputError("The decode time of latent attention (MLA) is not known; use another budget.")
+    if any(layer.packed for layer in shape.layers):
+        raise InputError("The cache of this model is packed already: plan for the model that it was made from.")
 
 
 def budget_words(facts: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ VERSION = 1
 class Timing:
     """Nanoseconds for each unit of `decode_work`, measured on ``device`` in ``dtype`` after ``context`` tokens.
 
-    ``outside`` is what a token takes outside of all blocks. ``whole`` names the attention that stays as it is, for
-    which kernels may be slow or fast for reasons of their own: what a layer with it takes, and the weights of that
-    layer. ``error`` says how far the measured layers were from the rates on average, as a share of their time.
+    ``outside`` is what a token takes outside of all blocks. ``whole`` names attention that stays as it is, for which
+    kernels may be slow or fast for reasons of their own, and what a block with it takes without the rest of the block.
+    ``error`` says how far the measured layers were from the rates on average, as a share of their time.
     """
 
     device: str
@@ -28,19 +28,16 @@ class Timing:
     context: int
     outside: float
     rates: Mapping[str, float] = field(default_factory=dict)
-    whole: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
     error: float = 0.0
 
-    def of_layer(self, layer: LayerShape | None, shape: ModelShape) -> int:
-        """Nanoseconds of one layer with its block; None: it was dropped."""
-        if layer is None:
-            return 0
+    def of_layer(self, layer: LayerShape, shape: ModelShape) -> int:
+        """Nanoseconds of one layer with its block: a sum of two, so that attention and MLP can be planned apart."""
         work = decode_work(layer, shape, self.context)
-        known = self.whole.get(attention_key(work))
-        if known is not None:
-            time, weights = known
-            return round(time + self.rates.get("weights", 0.0) * (work["weights"] - weights))
-        return round(sum(self.rates.get(name, 0.0) * amount for name, amount in work.items()))
+        attention = self.whole.get(work_key(work))
+        if attention is None:
+            attention = sum(self.rates.get(name, 0.0) * amount for name, amount in work.items())
+        return round(attention) + round(self.rates.get("weights", 0.0) * layer.rest_matmul)
 
     def of_model(self, shape: ModelShape) -> int:
         """Nanoseconds of one token."""
@@ -55,10 +52,10 @@ class Timing:
         """Read rates that `save` wrote."""
         reader = read_record(path, KIND, VERSION)
         reader.only("headwise", "version", *(item.name for item in fields(cls)))
-        rates = {name: Reader(rate, f"{path}, rates").as_number(0) for name, rate in reader.mapping("rates").items()}
-        whole = {
-            key: Reader(pair, f"{path}, whole").nested([2], least=0) for key, pair in reader.mapping("whole").items()
-        }
+        rates, whole = (
+            {key: Reader(value, f"{path}, {name}").as_number() for key, value in reader.mapping(name).items()}
+            for name in ("rates", "whole")
+        )
         return cls(
             reader.text("device"),
             reader.text("dtype"),
@@ -70,14 +67,14 @@ class Timing:
         )
 
 
-def attention_key(work: Mapping[str, float]) -> str:
-    """Tells the work of one attention from that of others."""
-    return " ".join(f"{name}={amount}" for name, amount in work.items() if name != "weights")
+def work_key(work: Mapping[str, float]) -> str:
+    """Tells work from other work."""
+    return " ".join(f"{name}={amount}" for name, amount in work.items())
 
 
 def decode_work(layer: LayerShape, shape: ModelShape, context: int) -> dict[str, float]:
-    """What a layer with its block does for one token after ``context`` others, in units that take time of their own."""
-    work: dict[str, float] = {"block": 1, "weights": layer.rest_matmul + layer.matmul_weights(shape.width)}
+    """What attention does for one token after ``context`` others, in units that take time of their own."""
+    work: dict[str, float] = {"block": 1, "weights": layer.matmul_weights(shape.width)}
     if not layer.heads:
         return work
     tokens, packed = layer.cached_tokens(context, shape.source_tokens), layer.packed

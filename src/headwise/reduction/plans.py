@@ -36,6 +36,10 @@ def plan_for(
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
+    if budget.kind == "layers" and not any("left_out" in layer.values for layer in profile.layers):
+        raise InputError(
+            "This profile does not say what each layer is worth, so none can be dropped; inspect it again."
+        )
     if cache == "mixed" and budget.timed:
         cache = "latent"  # slow, but then so slow as is allowed
     layers: Sequence[Changes]

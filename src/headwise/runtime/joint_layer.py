@@ -28,7 +28,7 @@ def weigh_keys(few, softcap, query_BGQKC, keys_BGKCS, base_GK, bias_BTCS, highes
 
 def times(left_BAMS, right_BALS):
     """``left`` times each ``right`` transposed, one by one: batches of products in half precision are slow on CPUs."""
-    if left_BAMS.dtype == torch.float32:
+    if left_BAMS.dtype == torch.float32 or left_BAMS.device.type != "cpu":
         return left_BAMS @ right_BALS.mT
     pairs = zip(left_BAMS.flatten(0, 1), right_BALS.flatten(0, 1))
     return torch.stack([left @ right.mT for left, right in pairs]).unflatten(0, left_BAMS.shape[:2])

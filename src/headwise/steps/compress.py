@@ -24,7 +24,7 @@ from headwise.files.errors import InputError
 from headwise.files.locks import locking
 from headwise.files.progress import Progress, silent
 from headwise.files.writing import check_free
-from headwise.records.plan import Plan
+from headwise.records.plan import Plan, changed
 from headwise.records.settings import CompressConfig, OpenConfig
 from headwise.records.shape import ModelShape
 from headwise.reduction.apply import Method
@@ -159,6 +159,7 @@ def _reduce(
         tensors = measured.tensors
         notes = check_measured(measured, names.profile, names.model, weights)
     check_profile_inputs(model, tensors)
+    _check_packed(plan, shape_of(model), names)
     reduced = reduce_model(model, plan, tensors, way.method, way.config.format, way.refit, progress)
     facts = {
         "method": way.method,
@@ -179,6 +180,17 @@ def read_pieces(text: str) -> tuple[Piece, ...]:
     if unknown or {"queries", "temperature"} <= set(names):
         raise InputError(f"Fit queries or temperature, outputs and downs, or none; got {text!r}.")
     return cast(tuple[Piece, ...], names)
+
+
+def _check_packed(plan: Plan, shape: ModelShape, names: _Names) -> None:
+    """Raise where ``plan`` would leave a layer without the codes of its packed cache."""
+    for index, (layer, changes) in enumerate(zip(shape.layers, plan.layers, strict=True)):
+        after = changed(layer, changes)
+        if layer.packed and after is not None and after.packed and not any(c.code_bits(layer) for c in changes):
+            raise InputError(
+                f"{names.model} has a packed cache, which {names.plan} does not say how to pack in layer {index}: "
+                "reduce the model that it was made from, and round its cache in the same plan."
+            )
 
 
 def _check_profile(measured: Profile | None, shape: ModelShape, names: _Names) -> None:

@@ -7,10 +7,11 @@ time only shapes count. Every block is timed while tokens are decoded, and the r
 from __future__ import annotations
 
 import hashlib
+import platform
 import random
 import statistics
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from headwise.records.plan import Changes, Plan, changed, in_order
 from headwise.records.profile import Profile
 from headwise.records.settings import OpenConfig
 from headwise.records.shape import LayerShape, ModelShape
-from headwise.records.timing import Timing, attention_key, decode_work
+from headwise.records.timing import Timing, decode_work, work_key
 from headwise.reduction.build import build_reduced
 from headwise.reduction.levels import any_codes
 from headwise.reduction.plans import menus_for
@@ -42,6 +43,7 @@ LAYERS = 120  # timed at least
 SORTS = (None, "packed", None, "latent")  # of plans in turn; kernels are faster among their like
 WARM, COUNTED = 6, 9  # tokens: compilers see a growing cache for the first times
 SEED = 0
+METHOD = 3  # of measuring: what was measured by an earlier one is measured again
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,21 @@ def timing_of(
     progress: Progress = silent,
 ) -> Timing:
     """The rates of the model that ``profile`` is of, after the tokens of ``budget``; measured here once, then known."""
+    shape = profile.shape
+    if shape_of(loaded.model).as_known_to(shape) != shape:
+        raise InputError(f"{loaded.name} is no longer the model that the profile is of.")
+    context, most = budget.tokens(shape), shape.max_tokens - WARM - COUNTED
+    if shape.max_tokens:
+        context = min(context, most)
+    if context < 1:
+        raise InputError(f"A model of {shape.max_tokens} tokens is too short for its decode time to be measured.")
     with running(loaded.model, loaded.opening(opening)) as model:
-        context = budget.tokens(profile.shape)
         device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
         dtype = str(model.dtype).removeprefix("torch.")
-        facts = (profile.fingerprint, device, dtype, context, torch.get_num_threads(), torch.__version__)
+        facts = (METHOD, profile.fingerprint, device, platform.processor(), dtype, context, torch.get_num_threads())
+        facts += (torch.__version__, model.config._attn_implementation)
         path = cache_folder() / "timings" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
-        if path.is_file():
+        with suppress(InputError):
             return Timing.load(path)
         timing = measure_timing(model, profile, context, device=device, dtype=dtype, progress=progress)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +91,6 @@ def measure_timing(
 ) -> Timing:
     """Rates fitted to the blocks of ``model`` as it is, and of plans for it at random."""
     shape = profile.shape
-    if shape_of(model).as_known_to(shape) != shape:
-        raise InputError("The model is no longer the one that the profile is of.")
-    if any(layer.cache != "tokens" for layer in shape.layers):
-        raise InputError("Decode time is planned for decoders alone.")
     chance = random.Random(SEED)
     count = max(len(SORTS), -(-LAYERS // len(shape.layers)))
     plans = [random_plan(profile, context, chance, SORTS[number % len(SORTS)]) for number in range(count)]
@@ -187,28 +193,27 @@ def _watching(model: PreTrainedModel) -> Iterator[list[list[float]]]:
 
 def _fitted(measured: list[Timed], context: int, device: str, dtype: str) -> Timing:
     """Rates that bring `decode_work` nearest to the blocks ``measured``, in shares of their time, none below zero."""
-    rows = [
-        (decode_work(layer, each.shape, context), nanoseconds)
-        for each in measured
-        for layer, nanoseconds in zip(each.shape.layers, each.blocks, strict=True)
-    ]
+    rows = []
+    for each in measured:
+        for layer, nanoseconds in zip(each.shape.layers, each.blocks, strict=True):
+            work = decode_work(layer, each.shape, context)
+            rows.append((work | {"weights": work["weights"] + layer.rest_matmul}, nanoseconds))
     names = sorted({name for work, _ in rows for name in work})
     times = np.array([nanoseconds for _, nanoseconds in rows])
     amounts = np.array([[work.get(name, 0.0) for name in names] for work, _ in rows]) / times[:, None]
     rates = dict(zip(names, nonnegative(amounts).tolist(), strict=True))
     error = float(np.abs(amounts @ np.array([rates[name] for name in names]) - 1).mean())
     outside = max(0.0, statistics.median(each.outside for each in measured))
-    return Timing(device, dtype, context, outside, rates, _whole(measured[0], context), error)
+    return Timing(device, dtype, context, outside, rates, _whole(measured[0], context, rates["weights"]), error)
 
 
-def _whole(dense: Timed, context: int) -> dict[str, tuple[float, float]]:
-    """For each sort of attention the median nanoseconds of layers with it, and their weights."""
-    alike: dict[str, list[tuple[float, float]]] = {}
+def _whole(dense: Timed, context: int, rate: float) -> dict[str, float]:
+    """Median nanoseconds of layers with the same attention, without the rest of their blocks."""
+    alike: dict[str, list[float]] = {}
     for layer, nanoseconds in zip(dense.shape.layers, dense.blocks, strict=True):
-        work = decode_work(layer, dense.shape, context)
-        alike.setdefault(attention_key(work), []).append((nanoseconds, work["weights"]))
-    medians = ((key, map(statistics.median, zip(*rows, strict=True))) for key, rows in alike.items())
-    return {key: (time, weights) for key, (time, weights) in medians}
+        key = work_key(decode_work(layer, dense.shape, context))
+        alike.setdefault(key, []).append(nanoseconds - rate * layer.rest_matmul)
+    return {key: statistics.median(times) for key, times in alike.items()}
 
 
 def nonnegative(amounts: np.ndarray) -> np.ndarray:

@@ -31,9 +31,12 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     for number, loss in losses.items():
         yield (number, ATTENTION), request.option(WITHOUT.shape(removable[number]), loss, lambda: (WITHOUT,))
 
-    for number, layer in removable.items():
+    blocks = {number: layer for number, layer in removable.items() if BLOCK in request.values(number)}
+    if needed and all(number in blocks for number in needed):
+        del blocks[max(needed, key=lambda number: predicted_loss(blocks[number], request.values(number), DROPPED))]
+    for number, layer in blocks.items():
         bare = WITHOUT.shape(layer.with_channels(0))
-        if BLOCK in request.values(number) and request.saves(bare, None) and not request.saves(layer, bare):
+        if request.saves(bare, None) and not request.saves(layer, bare):
             loss = predicted_loss(layer, request.values(number), DROPPED)
             yield (number, ATTENTION), request.option(None, loss, lambda: (DROPPED,))
 
