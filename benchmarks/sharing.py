@@ -75,14 +75,14 @@ def main():
 
     def planned(name):
         for share in SHARES:
-            plan = plan_for(profile, Budget("keep_kv", share))
+            plan = plan_for(profile, Budget("keep_kv", share), merge=True)
             report(name, share, plan, build_reduced(model, plan, tensors=profile.tensors))
             refitted = reduce_model(copy.deepcopy(model), plan, profile.tensors)
             report(f"{name}, refitted", share, plan, refitted.model)
 
     planned("merged or narrower heads")
     for share in SHARES:
-        plan = plan_for(profile, Budget("keep_kv", share), uniform=True)
+        plan = plan_for(profile, Budget("keep_kv", share), uniform=True, merge=True)
         report("one width for all", share, plan, build_reduced(model, plan, tensors=profile.tensors))
     first = profile.shape.layers[0]
     for joined in first.joinable:

@@ -103,7 +103,7 @@ def test_only_what_may_be_used_is_used(cache, allowed, profiles):
 def test_without_rounding_heads_become_narrower_or_are_merged(profiles):
     _, profile = profiles("llama")
     plan = plan_for(profile, Budget("keep_kv", 0.6, 4096), multiple=2)
-    assert {change.kind for changes in plan.layers for change in changes} <= {"widths", "sharing"}
+    assert {change.kind for changes in plan.layers for change in changes} == {"widths"}
 
 
 def test_options_fall_in_cost_as_they_rise_in_loss(profiles):

@@ -17,7 +17,6 @@ from headwise.records.budget import Budget
 from headwise.records.settings import CompressConfig
 from headwise.reduction.apply import statistics_of
 from headwise.reduction.build import build_reduced
-from headwise.reduction.kinds import register, unregister
 from headwise.reduction.widths.apply import cut_attention
 from headwise.reduction.widths.change import Widths
 from headwise.reduction.widths.directions import kept_directions
@@ -29,14 +28,6 @@ from tests.tokens import save_tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from here " * 8
 FAMILIES = ["llama", "gpt2", "gpt_neox", "phi", "qwen3", "bert", "opt"]
-
-
-@pytest.fixture(autouse=True)
-def no_merged_heads():
-    """Plans of narrower heads alone."""
-    unregister("sharing")
-    yield
-    register("headwise.reduction.sharing")
 
 
 def measured(name, tmp_path):

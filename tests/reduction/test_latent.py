@@ -158,5 +158,5 @@ def test_a_packed_cache_is_not_lost_by_the_way(profiles, tmp_path):
     model, profile = profiles("llama")
     small = hw.compress(model, plan_for(profile, Budget("keep_kv", 0.25, 4096), cache="latent"), profile)
     channels = hw.Plan.make(hw.shape_of(small), [(Channels(8),), (), ()])
-    with pytest.raises(InputError, match="has a packed cache, which .* does not say how to pack in layer 0"):
+    with pytest.raises(InputError, match=r"has a packed cache, which .* does not say how to pack in layer 0"):
         hw.compress(small, channels)

@@ -213,7 +213,7 @@ def test_measured_bases_at_full_width_are_the_identity(name, profiles):
 def test_menus_hold_what_is_predicted_and_costs_what_it_says(name, profiles):
     _, profile = profiles(name)
     budget = Budget("keep_kv", 0.5)
-    request = MenuRequest(profile, [lambda layer: budget.cost(layer, profile.shape)], multiple=2)
+    request = MenuRequest(profile, [lambda layer: budget.cost(layer, profile.shape)], multiple=2, merge=True)
     offered = list(options(request))
     assert offered
     for (number, _), option in offered:
@@ -227,7 +227,7 @@ def test_menus_hold_what_is_predicted_and_costs_what_it_says(name, profiles):
 def test_the_better_of_merged_and_narrower_heads_is_planned(profiles):
     """Heads that repeat one another are merged; the model stays nearer, and a refit brings it nearer still."""
     model, profile = profiles("llama")
-    plan = plan_for(profile, Budget("keep_kv", 0.5), multiple=2)
+    plan = plan_for(profile, Budget("keep_kv", 0.5), multiple=2, merge=True)
     assert any(isinstance(change, Sharing) for changes in plan.layers for change in changes)
     narrow = Plan.make(profile.shape, (Widths(4, 2, 4, 4, rope_pairs=((0, 1), (0, 1))),) * 3)
     held_out = profile.held_out()
@@ -242,11 +242,14 @@ def test_the_better_of_merged_and_narrower_heads_is_planned(profiles):
 
 def test_uniform_merges_are_stock_models(profiles):
     model, profile = profiles("llama")
-    plan = plan_for(profile, Budget("keep_kv", 0.6), multiple=2, uniform=True)
+    plan = plan_for(profile, Budget("keep_kv", 0.6), multiple=2, uniform=True, merge=True)
     small = build_reduced(model, plan, tensors=profile.tensors)
     assert type(small) is type(model)
     assert all(isinstance(change, Sharing) for changes in plan.layers for change in changes)
-    assert plan.predicted["loss_increase"] >= plan_for(profile, Budget("keep_kv", 0.6)).predicted["loss_increase"]
+    assert (
+        plan.predicted["loss_increase"]
+        >= plan_for(profile, Budget("keep_kv", 0.6), merge=True).predicted["loss_increase"]
+    )
 
 
 def test_what_was_not_measured_is_not_merged_along_a_profile(profiles):

@@ -53,16 +53,16 @@ def plan(
     From a profile this takes a second. A model is measured first, into the folder headwise-MODEL-statistics. Decode
     time is measured too, once for each model, length and device.
     """
+    from headwise.pipelines.plans import options_of
     from headwise.report.plans import print_plan
-    from headwise.steps.plan import make_plan, read_budget, read_layers
+    from headwise.steps.plan import make_plan, read_budget
 
     limit = read_budget(budget, bound, cache)
-    protected = frozenset() if config.protect is None else read_layers(config.protect)
     file = None if dry_run else output
     if file is not None:
         check_file(file)
+    options = options_of(config)
     folder = _profile_of(source, text, reading, opening)
-    options = {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform, "cache": config.cache}
     if limit is not None and limit.timed:
         with importing():
             from headwise.pipelines.plans import timed

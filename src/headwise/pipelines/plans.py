@@ -98,7 +98,13 @@ def _file(profile: Path) -> Path:
 def options_of(config: PlanConfig) -> dict[str, Any]:
     """The settings of a plan as the planner takes them."""
     protected = frozenset() if config.protect is None else read_layers(config.protect)
-    return {"multiple": config.multiple_of, "protect": protected, "uniform": config.uniform, "cache": config.cache}
+    return {
+        "multiple": config.multiple_of,
+        "protect": protected,
+        "uniform": config.uniform,
+        "merge": config.merge_heads,
+        "cache": config.cache,
+    }
 
 
 def _searched(

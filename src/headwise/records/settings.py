@@ -131,6 +131,12 @@ class PlanConfig:
     multiple_of: int = option(8, "Widths are multiples of this.")
     protect: str | None = option(None, 'Layers that stay as they are, as in "0,1,28-29".', metavar="LAYERS")
     uniform: bool = option(False, "One width and one set of RoPE pairs for all layers, for stock formats.", "--uniform")
+    merge_heads: bool = option(
+        False,
+        "Also merge neighbouring key/value heads, without rounding (--cache none) or --uniform: a smaller cache, but "
+        "more weights, and a slow refit.",
+        "--merge-heads",
+    )
     cache: Rounding = option(
         "mixed",
         "How the KV cache may be rounded: mixed gives each coordinate its own bits; latent also stores one latent for "

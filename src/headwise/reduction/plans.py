@@ -25,14 +25,16 @@ def plan_for(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    merge: bool = False,
     cache: str = "none",
 ) -> Plan:
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one list of RoPE pairs, and as many merged heads, as stock formats want it. ``cache`` says how the KV cache may be
-    rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also
-    offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as it is.
+    one list of RoPE pairs, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
+    cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is
+    limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as
+    it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
@@ -44,28 +46,35 @@ def plan_for(
         cache = "latent"  # slow, but then so slow as is allowed
     layers: Sequence[Changes]
     if uniform:
-        candidates = [*uniform_layers(profile, multiple), *uniform_merges(profile, multiple)]
+        candidates = [*uniform_layers(profile, multiple), *(uniform_merges(profile, multiple) if merge else ())]
         candidates.sort(key=lambda each: sum(predicted_losses(profile, each)))
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
     else:
-        menus = menus_for(profile, budget, multiple, protect, cache)
+        menus = menus_for(profile, budget, multiple, protect, cache, merge)
         layers = allocate(profile, budget, menus, f"widths in multiples of {multiple}")
     facts: dict[str, Any] = {"multiple_of": multiple}
     if protect:
         facts["protect"] = sorted(protect)
     if uniform:
         facts["uniform"] = True
+    if merge:
+        facts["merge_heads"] = True
     if any(change.code_bits(layer) for layer, changes in zip(profile.shape.layers, layers) for change in changes):
         facts["cache"] = cache
     return planned(profile, budget, layers, predicted_losses(profile, layers), **facts)
 
 
 def menus_for(
-    profile: Profile, budget: Budget, multiple: int = 8, protect: Collection[int] = (), cache: str = "none"
+    profile: Profile,
+    budget: Budget,
+    multiple: int = 8,
+    protect: Collection[int] = (),
+    cache: str = "none",
+    merge: bool = False,
 ) -> Menus:
     """What every part of every layer may become at which costs to ``budget``, of all kinds of reduction."""
     costs = [partial(each.cost, shape=profile.shape) for each in budget.each()]
-    request = MenuRequest(profile, costs, multiple, protect, cache)
+    request = MenuRequest(profile, costs, multiple, protect, cache, merge)
     return build_menus(request, [kind.options for kind in kinds()])
 
 

@@ -25,6 +25,7 @@ def make_plan(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    merge: bool = False,
     cache: str = "none",
 ) -> tuple[Plan, Profile]:
     """The plan that answers ``budget`` at the least predicted loss increase, and its profile.
@@ -34,7 +35,7 @@ def make_plan(
     """
     file = source / "profile.json" if source.is_dir() else source
     profile = Profile.load(file)
-    decided = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform, cache=cache)
+    decided = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform, merge=merge, cache=cache)
     plan = replace(decided, profile=str(file.parent.resolve()))
     if output is not None:
         plan.save(output)

@@ -48,6 +48,7 @@ def plan_within(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    merge: bool = False,
     cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
@@ -71,6 +72,7 @@ def plan_within(
         multiple=multiple,
         protect=protect,
         uniform=uniform,
+        merge=merge,
         cache=cache,
         context=context,
         dtype=dtype,
@@ -94,6 +96,7 @@ def search_plan(
     multiple: int = 8,
     protect: Collection[int] = (),
     uniform: bool = False,
+    merge: bool = False,
     cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
@@ -109,7 +112,13 @@ def search_plan(
         raise InputError(f"{loaded.name} is no longer the model that {where} is a profile of.")
     check_measured(profile, where, loaded.name, loaded.fingerprint())
     check_profile_inputs(loaded.model, profile.tensors)
-    options: dict[str, Any] = {"multiple": multiple, "protect": protect, "uniform": uniform, "cache": cache}
+    options: dict[str, Any] = {
+        "multiple": multiple,
+        "protect": protect,
+        "uniform": uniform,
+        "merge": merge,
+        "cache": cache,
+    }
     with running(loaded.model, loaded.opening(opening)):
         unseen = _measured_on(loaded, profile, text, reading or ReadConfig())
         return _bisect(loaded, profile, bound, unseen, options, context, dtype, progress)

@@ -28,9 +28,10 @@ class Units(NamedTuple):
 def options(request: MenuRequest) -> Iterator[MenuItem]:
     """For each layer whose heads were measured together every number of them merged, with every pair of widths.
 
-    Only where the cache is not rounded: bits cost less there, and leave the weights as many as they are.
+    Only where that is asked for, and the cache is not rounded: bits cost less there, and leave the weights as many as
+    they are.
     """
-    for number, layer in request.layers() if request.cache == "none" else ():
+    for number, layer in request.layers() if request.merge and request.cache == "none" else ():
         values = request.values(number)
         for joined in layer.joinable if "shared_k_damage" in values else ():
             for option in _options(request, layer, joined, units_of(layer, values, joined)):
