@@ -56,6 +56,7 @@ def test_fewer_layers_are_a_stock_model(tmp_path):
     least = min(range(3), key=losses.__getitem__)
     assert plan.layers == tuple((DROPPED,) if i == least else () for i in range(3))
     assert plan.predicted["loss_increase"] == losses[least]
+    assert plan.predicted["expected"] is None
     reduced = build_reduced(model, plan, tensors=profile.tensors)
     assert not isinstance(reduced, ReducedModel) and reduced.config.num_hidden_layers == 2
     assert plan_for(profile, Budget("layers", 3)).layers == ((),) * 3

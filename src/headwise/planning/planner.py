@@ -83,7 +83,8 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
             raise RuntimeError(f"The plan costs {spent} of {limit}: a mistake in headwise, please report it.")
     costs = [cost_of(each, budget.tokens(shape), budget.batch, budget.dtype) for each in (shape, after)]
     loss = sum(losses)
-    checks = checks_of(profile, any(layer.packed is not None for layer in after.layers))
+    rounded = any(layer.packed is not None for layer in after.layers)
+    checks = [] if budget.kind == "layers" else checks_of(profile, rounded)  # none of them drops a block
     predicted = {
         "loss_increase": loss,
         "by_layer": list(losses),
