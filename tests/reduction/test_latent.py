@@ -21,29 +21,12 @@ from headwise.reduction.mlp.change import Channels
 from headwise.reduction.plans import plan_for
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.rounding import rounding
+from tests.reduction.conftest import inputs
 from tests.tiny import tiny
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "phi", "phi3", "gpt_neox", "gpt2", "opt")
 LAYER = LayerShape(4, 2, 4, 3, rotary=4)
 LATENT = Latent(("43210000000000",))
-
-
-def inputs():
-    return [{"input_ids": torch.randint(3, 97, (2, 48), generator=torch.Generator().manual_seed(i))} for i in range(8)]
-
-
-@pytest.fixture(scope="module")
-def profiles():
-    known = {}
-
-    def profile(name):
-        if name not in known:
-            model = tiny(name)
-            config = hw.InspectConfig(tokens=512, maps=False)
-            known[name] = model, hw.inspect(model, inputs=inputs(), config=config, checks=False)
-        return known[name]
-
-    return profile
 
 
 def latents(profile, digit):

@@ -23,13 +23,13 @@ from headwise.reduction.plans import menus_for, plan_for
 from headwise.reduction.reduce import reduce_model
 from headwise.reduction.removal.change import Removal
 from headwise.reduction.widths.refit import refit_model
-from headwise.runtime import modeling_headwise, reopen
+from headwise.runtime import modeling_headwise
 from headwise.steps.compress import compress_model
 from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
 from headwise.training.trainable import make_trainable
 from tests.calls import inspect
-from tests.commands import finished, python
+from tests.reduction.reopened import reopened_without_headwise
 from tests.tiny import DECODERS, LATENT_MODELS, REDUCIBLE, tiny
 from tests.tokens import save_tokenizer
 
@@ -126,21 +126,7 @@ def test_all_layouts_open_without_headwise(tmp_path):
         save_file({field: value.contiguous() for field, value in inputs.items()}, tmp_path / f"{name}.in")
         with torch.no_grad():
             expected[name] = reduced(**inputs)[0]
-    code = (
-        "import sys, runpy, transformers\n"
-        "class Block:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name.split('.')[0] == 'headwise':\n"
-        "            raise ImportError('headwise is not here')\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "reopen = runpy.run_path(sys.argv[1])\n"
-        "for name in sys.argv[3:]:\n"
-        "    path = f'{sys.argv[2]}/{name}'\n"
-        "    reopen['main'](path, path + '.in', path + '.out', 'eager' if 'gemma2' in name else None)\n"
-    )
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    process = finished(python(code, reopen.__file__, tmp_path, *expected, env=environment))
-    assert process.returncode == 0, process.stderr
+    reopened_without_headwise(tmp_path, expected)
     for name, output in expected.items():
         assert torch.allclose(load_file(tmp_path / f"{name}.out")["output"], output, atol=1e-5), name
 

@@ -16,8 +16,8 @@ from headwise.records import Plan, cost_of
 from headwise.reduction.build import build_reduced
 from headwise.runtime import modeling_headwise, reopen
 from headwise.tracing.example import example_inputs
-from tests.commands import finished, python
 from tests.plans import plans
+from tests.reduction.reopened import reopened_without_headwise
 from tests.tiny import DECODERS, REDUCIBLE, tiny
 
 QUICK = settings(max_examples=8, suppress_health_check=list(HealthCheck))
@@ -139,21 +139,7 @@ def test_reduced_models_of_every_family_open_in_a_fresh_process_without_headwise
 
     for name in REDUCIBLE:
         write_some(name, tiny(name))
-    code = (
-        "import sys, runpy, transformers\n"
-        "class Block:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name.split('.')[0] == 'headwise':\n"
-        "            raise ImportError('headwise is not here')\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "reopen = runpy.run_path(sys.argv[1])\n"
-        "for name in sys.argv[3:]:\n"
-        "    path = f'{sys.argv[2]}/{name}'\n"
-        "    reopen['main'](path, path + '.in', path + '.out', 'eager' if 'gemma2' in name else None)\n"
-    )
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    process = finished(python(code, reopen.__file__, tmp_path, *expected, env=environment))
-    assert process.returncode == 0, process.stderr
+    process = reopened_without_headwise(tmp_path, expected)
     reports = [json.loads(line) for line in process.stdout.splitlines()]
     for (name, output), report in zip(expected.items(), reports, strict=True):
         assert report["class"].startswith(modeling_headwise.PREFIX)

@@ -21,6 +21,7 @@ from headwise.reduction.widths.change import Widths
 from headwise.runtime import reopen
 from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
+from tests.reduction.conftest import inputs
 from tests.reduction.test_cut import edit
 from tests.reduction.test_reduced import greedy
 from tests.tiny import DECODERS, REDUCIBLE, tiny
@@ -180,24 +181,6 @@ def test_a_plan_of_merged_heads_survives_its_file(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert plan.describe()[0] == "kv heads 2 merged to 1, qk dim 2 x 8 > 8, v dim 2 x 8 > 9"
-
-
-def inputs():
-    return [{"input_ids": torch.randint(3, 97, (2, 48), generator=torch.Generator().manual_seed(i))} for i in range(8)]
-
-
-@pytest.fixture(scope="module")
-def profiles():
-    known = {}
-
-    def profile(name):
-        if name not in known:
-            model = tiny(name)
-            config = hw.InspectConfig(tokens=512, maps=False)
-            known[name] = model, hw.inspect(model, inputs=inputs(), config=config, checks=False)
-        return known[name]
-
-    return profile
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "phi", "gpt2", "opt"])

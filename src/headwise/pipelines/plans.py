@@ -13,7 +13,7 @@ from headwise.records.plan import Plan
 from headwise.records.profile import Profile
 from headwise.records.settings import BoundConfig, BudgetConfig, CacheConfig, OpenConfig, PlanConfig, ReadConfig
 from headwise.reduction.plans import plan_for
-from headwise.steps.plan import make_plan, read_budget, read_layers
+from headwise.steps.plan import make_plan, profile_file, read_budget, read_layers
 
 
 def plan(
@@ -82,17 +82,13 @@ def timed(
     from headwise.checkpoints.loaded import Loaded  # noqa: PLC0415 - the rest plans without torch
     from headwise.steps.timing import timing_of  # noqa: PLC0415
 
-    measured = profile if isinstance(profile, Profile) else Profile.load(_file(Path(profile)))
+    measured = profile if isinstance(profile, Profile) else Profile.load(profile_file(Path(profile)))
     budget.check(measured.shape)
     source = model if model is not None else measured.model["source"]
     if not source:
         raise InputError("Decode time is measured: give the `model` that the profile is of.")
     loaded = Loaded.of(source, opening=opening)
     return budget.with_timing(timing_of(loaded, measured, budget, opening=opening, progress=progress))
-
-
-def _file(profile: Path) -> Path:
-    return profile / "profile.json" if profile.is_dir() else profile
 
 
 def options_of(config: PlanConfig) -> dict[str, Any]:

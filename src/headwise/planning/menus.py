@@ -19,7 +19,7 @@ Menus = dict[Part, list[Option]]
 
 @dataclass(frozen=True, slots=True)
 class MenuRequest:
-    """What options are asked for: a profile, the ``cost`` of a layer, a step for widths, layers to leave alone.
+    """What options are asked for: a profile, the ``costs`` of a layer, a step for widths, layers to leave alone.
 
     ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
     the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or

@@ -33,13 +33,18 @@ def make_plan(
     ``source`` is a profile or the folder of one. The plan is written to ``output``, unless that is None. For the rest
     see `headwise.reduction.plans.plan_for`.
     """
-    file = source / "profile.json" if source.is_dir() else source
+    file = profile_file(source)
     profile = Profile.load(file)
     decided = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform, merge=merge, cache=cache)
     plan = replace(decided, profile=str(file.parent.resolve()))
     if output is not None:
         plan.save(output)
     return plan, profile
+
+
+def profile_file(source: Path) -> Path:
+    """The profile ``source``, or the one in the folder ``source``."""
+    return source / "profile.json" if source.is_dir() else source
 
 
 def read_budget(budget: BudgetConfig, bound: BoundConfig | None, cache: CacheConfig) -> Budget | None:

@@ -36,14 +36,7 @@ def apply(
 
 def _by_weights(weights: AttentionWeights, joined: int) -> tuple[SharedBasis, Tensor, Tensor]:
     """Basis and importance of its units as if all inputs were alike."""
-    q, k, v = (
-        _rows(weight, bias).detach().double().cpu()
-        for weight, bias in (
-            (weights.w_q_HKD, weights.b_q_HK),
-            (weights.w_k_GKD, weights.b_k_GK),
-            (weights.w_v_GVD, weights.b_v_GV),
-        )
-    )
+    q, k, v = _projections(weights)
     k_MJDK, v_MJDV = (x.unflatten(0, (-1, joined)) for x in (k, v))
     moments = shared_moments(k_MJDK, v_MJDV, weights.rotary)
     basis = shared_basis(moments, by_group(q.mT @ q, len(k)), output_gram(weights))
@@ -86,14 +79,7 @@ def _merged(
     keys_MU: Tensor,
     values_MU: Tensor,
 ) -> AttentionWeights:
-    q_HDK, k_GDK, v_GDV = (
-        _rows(weight, bias).detach().double().cpu()
-        for weight, bias in (
-            (weights.w_q_HKD, weights.b_q_HK),
-            (weights.w_k_GKD, weights.b_k_GK),
-            (weights.w_v_GVD, weights.b_v_GV),
-        )
-    )
+    q_HDK, k_GDK, v_GDV = _projections(weights)
     J, R, half = change.joined, layer.rotary, layer.rotary // 2
     pairs, free = change.pairs(layer), change.qk_dim - 2 * len(change.pairs(layer)[0])
     merged: dict[str, list[Tensor]] = {"q": [], "k": [], "v": [], "o": []}
@@ -148,6 +134,19 @@ def _kept_pairs(damage_PJ: Tensor, named: tuple[int, ...]) -> tuple[Tensor, Tens
 
 def _strongest(importance_U: Tensor, count: int) -> Tensor:
     return importance_U.topk(count).indices.sort().values
+
+
+def _projections(weights: AttentionWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as `_rows`, in double precision."""
+    q, k, v = (
+        _rows(weight, bias).detach().double().cpu()
+        for weight, bias in (
+            (weights.w_q_HKD, weights.b_q_HK),
+            (weights.w_k_GKD, weights.b_k_GK),
+            (weights.w_v_GVD, weights.b_v_GV),
+        )
+    )
+    return q, k, v
 
 
 def _rows(weight_NCD: Tensor, bias_NC: Tensor | None) -> Tensor:
