@@ -21,8 +21,8 @@ class Change(ABC):
     """What is done to one layer. Subclasses are frozen dataclasses whose fields are what a plan file says.
 
     ``kind`` is the name in the file. Changes of a layer are applied by ascending ``order``, whatever order they were
-    given in: flatten 10, removal 20, sharing 30, widths 40, latent 50, bits 60, mlp 70. ``acts_on`` says which weights
-    of the block they are applied to.
+    given in: flatten 10, removal 20, sharing 30, widths 40, absorbed 45, latent 50, bits 60, mlp 70. ``acts_on`` says
+    which weights of the block they are applied to.
     """
 
     __slots__ = ()
@@ -114,3 +114,5 @@ def check_not_latent(layer: LayerShape, where: str) -> None:
     """Raise where ``layer`` has latent attention, which no kind reduces yet."""
     if layer.latent:
         raise InputError(f"{where}: latent attention (MLA) can be read and costed, but not reduced.")
+    if layer.absorbed:
+        raise InputError(f"{where}: its cache holds latents already, which are not reduced further.")

@@ -27,6 +27,7 @@ BUILT_IN = (
     "headwise.reduction.bits",
     "headwise.reduction.latent",
     "headwise.reduction.sharing",
+    "headwise.reduction.absorbed",
     "headwise.reduction.mlp",
 )
 
