@@ -127,6 +127,19 @@ def balanced(weights: AttentionWeights) -> AttentionWeights:
     )
 
 
+def blocks_of(weights: AttentionWeights, joined: int) -> Tensor:
+    """What each block would cache, (M, W, D), or (M, W, D + 1) with biases as what a constant input would add."""
+    biases = (weights.b_k_GK, weights.b_v_GV)
+    parts = []
+    for weight, bias in zip((weights.w_k_GKD, weights.w_v_GVD), biases, strict=True):
+        rows = weight.detach().double().cpu()
+        if any(each is not None for each in biases):
+            last = rows.new_zeros(rows.shape[:2]) if bias is None else bias.detach().double().cpu()
+            rows = torch.cat((rows, last[..., None]), dim=-1)
+        parts.append(rows.unflatten(0, (-1, joined)).flatten(1, 2))
+    return torch.cat(parts, dim=1)
+
+
 def _read_absorbed(site: Site, rotary: int) -> AttentionWeights:
     """Attention that reads latents, with the keys and values that it would read in their stead."""
     module, family = site.module, site.family

@@ -31,21 +31,21 @@ def left_out(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) -> li
     totals, outputs = torch.zeros(len(sites), 2, dtype=torch.float64), 0
     with torch.inference_mode():
         for batch in some_tokens(batches):
-            with _recorded(blocks) as entered:
+            with recorded(blocks) as entered:
                 baseline = forward(model, batch)
             for i, site in enumerate(sites):
                 for part, modules in enumerate(_parts(site)):
-                    with _starting(blocks[:i], entered[i]), _silent(modules, site.block):
+                    with starting(blocks[:i], entered[i]), _silent(modules, site.block):
                         nats = kl_from_baseline(baseline, forward(model, batch))
                     totals[i, part] += nats.double().sum().item()
             outputs += kl_from_baseline(baseline, baseline).numel()
     return (totals / outputs).clamp(min=0).tolist()
 
 
-def some_tokens(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The first `TOKENS` tokens of texts; of other inputs the first batch."""
+def some_tokens(batches: Sequence[dict[str, Tensor]], tokens: int = TOKENS) -> list[dict[str, Tensor]]:
+    """The first ``tokens`` of texts; of other inputs the first batch."""
     chosen: list[dict[str, Tensor]] = []
-    left = TOKENS
+    left = tokens
     for batch in batches:
         if "input_ids" not in batch:
             return [batch]
@@ -66,7 +66,7 @@ def _parts(site: Site) -> list[list[nn.Module]]:
 
 
 @contextmanager
-def _recorded(blocks: Sequence[nn.Module]) -> Generator[list[Tensor], None, None]:
+def recorded(blocks: Sequence[nn.Module]) -> Generator[list[Tensor], None, None]:
     """The hidden states that enter each block, once they have."""
     entered: list[Tensor] = []
 
@@ -82,7 +82,7 @@ def _recorded(blocks: Sequence[nn.Module]) -> Generator[list[Tensor], None, None
 
 
 @contextmanager
-def _starting(before: Sequence[nn.Module], hidden: Tensor) -> Generator[None, None, None]:
+def starting(before: Sequence[nn.Module], hidden: Tensor) -> Generator[None, None, None]:
     """The blocks ``before`` compute nothing and give ``hidden``."""
     own = [block.__dict__.get("forward") for block in before]
 

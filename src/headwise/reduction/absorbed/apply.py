@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.families.absorbed import AbsorbedWeights
-from headwise.families.weights import AttentionWeights
+from headwise.families.weights import AttentionWeights, blocks_of
 from headwise.files.errors import InputError
 from headwise.linalg.absorbed import BlockLayout, Moments, latent_basis, pair_basis
 from headwise.records.shape import LayerShape
@@ -29,7 +29,7 @@ def apply(
 def absorbed(weights: AttentionWeights, change: Absorbed, layer: LayerShape, moments: Moments) -> AttentionWeights:
     """The absorbed weights in the coordinates that ``moments`` call for."""
     layout = BlockLayout(change.joined, layer.qk_dim, layer.v_dim, layer.rotary)
-    w_MWD = _blocks(weights, change.joined)
+    w_MWD = blocks_of(weights, change.joined)
     directions_MPC, duals_MPC, places_MP = _pairs(change, layout, moments)
     basis, _ = latent_basis(moments, layout, change.free, w_MWD)
     directions_MLR, duals_MLR = (t[..., : change.rank] for t in (basis.directions_NRR, basis.duals_NRR))
@@ -115,19 +115,6 @@ def _pair_weights(duals_MPJ: Tensor, keys_MNJD: Tensor, places_MP: Tensor) -> Te
     return torch.cat((pairs.real, pairs.imag), dim=1)
 
 
-def _blocks(weights: AttentionWeights, joined: int) -> Tensor:
-    """What each block would cache, (M, W, D), or (M, W, D + 1) with biases as what a constant input would add."""
-    biases = (weights.b_k_GK, weights.b_v_GV)
-    parts = []
-    for weight, bias in zip((weights.w_k_GKD, weights.w_v_GVD), biases, strict=True):
-        rows = weight.detach().double().cpu()
-        if any(each is not None for each in biases):
-            last = rows.new_zeros(rows.shape[:2]) if bias is None else bias.detach().double().cpu()
-            rows = torch.cat((rows, last[..., None]), dim=-1)
-        parts.append(rows.unflatten(0, (-1, joined)).flatten(1, 2))
-    return torch.cat(parts, dim=1)
-
-
 def _unbiased(w_MCD: Tensor, with_biases: bool, own: bool) -> tuple[Tensor, Tensor | None]:
     if not with_biases:
         return w_MCD, None
@@ -136,7 +123,7 @@ def _unbiased(w_MCD: Tensor, with_biases: bool, own: bool) -> tuple[Tensor, Tens
 
 def _of_weights(weights: AttentionWeights, joined: int) -> Moments:
     """Moments as if all inputs were alike, and the loss felt what queries ask of keys and outputs of values."""
-    w_MWD, G = _blocks(weights, joined), len(weights.w_k_GKD)
+    w_MWD, G = blocks_of(weights, joined), len(weights.w_k_GKD)
     gram = [
         torch.stack([torch.block_diag(*block) for block in (x @ x.mT).unflatten(0, (G, -1)).sum(1).unflatten(0, (-1, joined))])
         for x in (weights.w_q_HKD.detach().double().cpu(), weights.w_o_HVD.detach().double().cpu())

@@ -89,6 +89,8 @@ class Absorbed(Change):
             raise InputError(f"{where}: free must be ascending numbers from 0 and below {half}.")
         if both := set(self.free) & set(self.turned):
             raise InputError(f"{where}: pair {min(both)} cannot both keep and lose its position.")
+        if not self.turned and not self.free and layer.qk_dim == layer.rotary:
+            raise InputError(f"{where}: nothing of the keys is left; remove the attention instead.")
         most = self.joined * (2 * len(self.free) + layer.qk_dim - layer.rotary + layer.v_dim)
         if not 1 <= self.rank <= most:
             raise InputError(f"{where}: rank is {self.rank}; the latent of such a block has from 1 to {most}.")
