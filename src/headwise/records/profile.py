@@ -185,7 +185,7 @@ QUANTITIES: dict[str, Quantity] = {
     "positions_lost": Quantity(
         ("candidate",),
         "Measured loss increase where these pairs of this layer no longer turn, in nats per output: the KL divergence "
-        "on 1,024 tokens of the text, in windows as long as it was measured on.",
+        "on 512 tokens of the text, or a window as long as it was measured on.",
     ),
     "absorbed_pair_damage": Quantity(
         ("value group", "pair coordinate"),

@@ -27,8 +27,8 @@ from headwise.tracing.interface import attending
 from headwise.tracing.substitution import recorded, some_tokens, starting
 from headwise.tracing.turns import Turns, turning
 
-TURNS = (0.25, 0.5, 1.0, 2.0, 4.0)  # radians over a whole window: pairs that turn less are let go together
-TOKENS = 1024
+TURNS = (0.5, 1.0, 1.75, 3.0)  # radians over a whole window: pairs that turn less are let go together
+TOKENS = 512  # at least, and one whole window
 
 
 def candidates(layer: LayerShape, frequencies_P: Tensor, context: int) -> list[int]:
@@ -47,7 +47,8 @@ def positions_lost(
     """For each of the ``layers`` the KL divergence in nats per output by the number of pairs that lose their position."""
     sites, shape = sites_of(model), shape_of(model)
     blocks = [site.block for site in sites]
-    chosen = some_tokens(batches, TOKENS)
+    context = max(batch[model.main_input_name].shape[1] for batch in batches)
+    chosen = some_tokens(batches, max(TOKENS, context))
     totals: dict[int, dict[int, float]] = {i: {} for i in layers}
     outputs = 0
     with torch.inference_mode(), turning(model) as turns, _letting_go(model, turns) as free:
@@ -57,7 +58,6 @@ def positions_lost(
             outputs += kl_from_baseline(baseline, baseline).numel()
             for done, i in enumerate(layers):
                 progress(done, len(layers), "letting positions go")
-                context = max(each[model.main_input_name].shape[1] for each in chosen)
                 for count in candidates(shape.layers[i], turns.frequencies(), context):
                     free[:] = [sites[i].module, count] if count else []
                     nats = 0.0

@@ -139,6 +139,6 @@ def _measured(change: Absorbed, layer: LayerShape, statistics: Statistics) -> Mo
     if "absorbed_second" not in measured or layer.kv_heads // change.joined != layer.value_groups:
         raise InputError(
             f"The profile does not know what blocks of {change.joined} key/value heads of layer {statistics.index} "
-            "would cost: inspect the model with `absorb`, or use the `method` svd."
+            "would cost: inspect the model with `positions`, or use the `method` svd."
         )
     return Moments(*(measured[f"absorbed_{name}"].double() for name in ("mean", "second", "clipped", "gradient")))

@@ -7,13 +7,13 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from headwise.planning.filling import SHRINKAGE
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.planning.sensitivity import most_felt
 from headwise.records.change import Change, Pairs
 from headwise.records.shape import LayerShape
 from headwise.reduction.absorbed.change import Absorbed
 
+COHERENT = 2.0  # what leaving coordinates out costs, of what it would if errors were independent: they are alike
 Values = Mapping[str, Any]
 Rows = Sequence[Sequence[float]]
 
@@ -42,7 +42,7 @@ def predicted_loss(layer: LayerShape, values: Values, change: Change) -> float:
     for row, pairs in zip(values["absorbed_pair_damage"], change.rope_pairs, strict=True):
         J = change.joined
         lost += sum(sum(row[J * pair + pairs.count(pair) : J * pair + J]) for pair in range(half - free))
-    return values["positions_lost"][place] + SHRINKAGE * lost
+    return values["positions_lost"][place] + COHERENT * lost
 
 
 def _of_candidate(
@@ -69,7 +69,7 @@ def _of_candidate(
         if keys and (kept, rank) not in seen:
             seen.add((kept, rank))
             named: Pairs = tuple(tuple(unit // joined for unit in most_felt(row, kept)) for row in pair_rows)
-            yield Absorbed(joined, rank, named, free), lost + SHRINKAGE * (pair_tails[kept] + latent_tails[rank])
+            yield Absorbed(joined, rank, named, free), lost + COHERENT * (pair_tails[kept] + latent_tails[rank])
 
 
 def _rank(layer: LayerShape, joined: int, count: int) -> int:
