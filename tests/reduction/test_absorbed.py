@@ -267,7 +267,10 @@ def test_latents_are_planned_refitted_and_healed(measured):
     plan = plan_for(profile, Budget("keep_kv", 0.4), multiple=2, absorb=True)
     assert any(isinstance(change, Absorbed) for changes in plan.layers for change in changes)
     assert plan.budget["absorb"] == {"context": 48}
-    assert plan.predicted["loss_increase"] < plan_for(profile, Budget("keep_kv", 0.4), multiple=2).predicted["loss_increase"]
+    assert (
+        plan.predicted["loss_increase"]
+        < plan_for(profile, Budget("keep_kv", 0.4), multiple=2).predicted["loss_increase"]
+    )
     held_out = profile.held_out()
     cut = build_reduced(model, plan, tensors=profile.tensors)
     small = hw.compress(model, plan, profile)
@@ -281,7 +284,8 @@ def test_latents_are_planned_refitted_and_healed(measured):
     number = next(i for i, layer in enumerate(shape_of(small).layers) if layer.absorbed)
     module, before = (each.base_model.layers[number].self_attn for each in (healed, small))
     for name in ("factors", "key_maps", "value_maps", "value_shift"):
-        assert not torch.equal(getattr(module, name), getattr(before, name))
+        new, old = getattr(module, name), getattr(before, name)
+        assert not new.numel() or not torch.equal(new, old)
 
 
 def test_latents_are_not_planned_from_profiles_that_do_not_know_positions(profiles):

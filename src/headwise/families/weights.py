@@ -166,7 +166,7 @@ def _read_absorbed(site: Site, rotary: int) -> AttentionWeights:
 def _put_absorbed(
     module: nn.Module, absorbed: AbsorbedWeights, pairs_GP: Tensor | None
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Copy the maps and the list of cached pairs; returns weights and biases of the projections of pairs and latents."""
+    """Copy the maps and the list of cached pairs; returns weights and biases of the two projections."""
     values = (absorbed.factors_2GP, absorbed.key_maps_GFR, absorbed.value_maps_GRV, absorbed.shift_GV)
     for name, value in zip(MAPS, values, strict=True):
         _put(module, name, value)

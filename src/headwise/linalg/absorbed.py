@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.linalg.coding import ROUND, SMALL, coding_basis
-from headwise.linalg.spectra import Basis, moment_root
+from headwise.linalg.spectra import Basis
 
 RANGE = 1e-10  # of the strongest: what lies below is rounding
 
@@ -39,7 +39,7 @@ class BlockLayout:
         return torch.cat((place, place + half), dim=1)
 
     def keys(self, free: tuple[int, ...]) -> Tensor:
-        """Numbers of each head's key without a position, (J, F): the pairs in ``free``, then those RoPE never turned."""
+        """Numbers of each head's key without a position, (J, F): pairs in ``free``, then those RoPE never turned."""
         half, pairs = self.rotary // 2, torch.tensor(free, dtype=torch.long)
         within = torch.cat((pairs, pairs + half, torch.arange(self.rotary, self.qk_dim)))
         return torch.arange(self.joined)[:, None] * self.qk_dim + within
@@ -92,9 +92,7 @@ def pair_basis(moments: Moments, layout: BlockLayout) -> PairBasis:
     moved = real @ second[:, :, None] @ real.mT
     importance = (felt[:, :, None] * moved).sum((-1, -2)) / 2
     order = importance.argsort(dim=-1, descending=True)
-    directions, duals = (
-        t.gather(-1, order[:, :, None].expand_as(t).contiguous()) for t in (directions, duals)
-    )
+    directions, duals = (t.gather(-1, order[:, :, None].expand_as(t).contiguous()) for t in (directions, duals))
     return PairBasis(directions, duals, importance.gather(-1, order).clamp(min=0))
 
 

@@ -243,7 +243,11 @@ class LayerProfile:
         for name in (*needed, *(name for name in self.values if name not in needed)):
             axes = QUANTITIES[name].axes
             holes = axes.index(HOLED[name]) if name in HOLED else None
-            least = 0.0 if name.endswith(("damage", "spectrum", "dims", "pairs", "left_out", "_free", "_lost")) else -LARGEST
+            least = (
+                0.0
+                if name.endswith(("damage", "spectrum", "dims", "pairs", "left_out", "_free", "_lost"))
+                else -LARGEST
+            )
             values.child(name).nested([self._length(axis, name, layer) for axis in axes], least, holes)
         if "twin" in self.values:
             values.child("twin").integers(0, layer.heads - 1)

@@ -94,8 +94,8 @@ class LayerShape:
     cannot be cut). ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention),
     nothing (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
     ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms), of which ``mlp`` tells
-    the part that can be cut (None: nothing). ``packed`` tells of a cache that holds rounded numbers, ``absorbed`` of one
-    that holds neither keys nor values: widths are then those of the keys and values that it stands for.
+    the part that can be cut (None: nothing). ``packed`` tells of a cache that holds rounded numbers, ``absorbed`` of
+    one that holds neither keys nor values: widths are then those of the keys and values that it stands for.
     """
 
     heads: int

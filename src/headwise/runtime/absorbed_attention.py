@@ -47,7 +47,9 @@ class AbsorbedAttention:
         if not self.query_pairs:
             return query, key
         turn = [t[:, None] for t in (cos[..., self.rope_pairs[0]], sin[..., self.rope_pairs[0]])]
-        query = torch.cat((turned(query[..., : 2 * self.query_pairs], *turn), query[..., 2 * self.query_pairs :]), dim=-1)
+        query = torch.cat(
+            (turned(query[..., : 2 * self.query_pairs], *turn), query[..., 2 * self.query_pairs :]), dim=-1
+        )
         turn = [t[..., self.cached_rope_pairs].transpose(1, 2) for t in (cos, sin)]
         return query, turned(key, *turn)
 
@@ -58,7 +60,7 @@ class AbsorbedAttention:
 
     def attend_by(self, implementation, query, key, value, attention_mask, **kwargs):
         T, few = query.shape[2], implementation in READS_LATENTS
-        if few and (T == 1 or (attention_mask is not None and T <= self.few)):
+        if few and (T == 1 or (attention_mask is not None and self.few >= T)):
             return self._read(query, key, value, attention_mask, **kwargs)
         key, value = self._rebuilt(key, value)
         return super().attend_by(implementation, query, key, value, attention_mask, **kwargs)
@@ -101,7 +103,7 @@ class AbsorbedAttention:
 
     def _rebuilt(self, key, value):
         """Keys and values of every head, (B, G, S, 2N + F) and (B, G, S, V)."""
-        B, M, S, R = value.shape
+        B, M, S, _ = value.shape
         maps = torch.cat((self.key_maps.transpose(1, 2), self.value_maps), dim=-1)
         maps = maps.unflatten(0, (M, self.joined)).transpose(1, 2).flatten(2)  # (M, R, J (F + V))
         rebuilt = (value @ maps).view(B, M, S, self.joined, -1).transpose(2, 3).flatten(1, 2)

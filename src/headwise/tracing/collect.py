@@ -163,7 +163,9 @@ class Collector:
 
     def finish(self, batches: Sequence[Batch], progress: Progress = silent) -> None:
         """After both passes: what is lost without parts of blocks, and the coordinates to round each cache in."""
-        absorbable = [i for i, possible in enumerate(self.absorbable) if possible and self.sums[i].has("first_gradient")]
+        absorbable = [
+            i for i, possible in enumerate(self.absorbable) if possible and self.sums[i].has("first_gradient")
+        ]
         if absorbable:
             inputs = [batch.inputs for batch in batches]
             self.positions = positions_lost(self.model, inputs, absorbable, progress)

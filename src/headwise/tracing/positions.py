@@ -1,7 +1,7 @@
 """What a model loses where RoPE pairs of one layer no longer turn, measured by running what comes behind.
 
-Predictions from gradients fail here: pairs that were predicted to cost 0.02 nats cost 1.65. So the slowest pairs of each
-layer are let go, more and more of them, over windows as long as the model was measured on.
+Predictions from gradients fail here: pairs that were predicted to cost 0.02 nats cost 1.65. So the slowest pairs of
+each layer are let go, more and more of them, over windows as long as the model was measured on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def positions_lost(
     layers: Sequence[int],
     progress: Progress = silent,
 ) -> dict[int, dict[int, float]]:
-    """For each of the ``layers`` the KL divergence in nats per output by the number of pairs that lose their position."""
+    """For each of the ``layers`` the KL divergence in nats per output by how many pairs lose their position."""
     sites, shape = sites_of(model), shape_of(model)
     blocks = [site.block for site in sites]
     context = max(batch[model.main_input_name].shape[1] for batch in batches)

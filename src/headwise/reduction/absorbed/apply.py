@@ -1,4 +1,4 @@
-"""Attention weights whose key/value heads are read from RoPE pairs mixed across them and one latent without positions."""
+"""Attention weights that read key/value heads from RoPE pairs mixed across them and one latent without positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwise.reduction.apply import Statistics
 def apply(
     weights: AttentionWeights, change: Absorbed, layer: LayerShape, statistics: Statistics | None
 ) -> AttentionWeights:
-    """The absorbed weights, in the coordinates that the loss feels most; without ``statistics`` by the weights alone."""
+    """The absorbed weights, in the coordinates that the loss feels most; without ``statistics`` by weights alone."""
     if weights.rope_pairs_GP is not None and (weights.rope_pairs_GP != weights.rope_pairs_GP[:1]).any():
         raise InputError("Key/value heads that keep different RoPE pairs share no latent.")
     moments = _of_weights(weights, change.joined) if statistics is None else _measured(change, layer, statistics)
@@ -50,7 +50,8 @@ def absorbed(weights: AttentionWeights, change: Absorbed, layer: LayerShape, mom
     like = weights.w_q_HKD
     factors = torch.stack((directions_MPC.real, directions_MPC.imag)).permute(0, 1, 3, 2).flatten(1, 2)
     (w_pairs, b_pairs), (w_latent, b_latent) = (
-        _unbiased(w, any(biased), own) for w, own in ((w_pairs, biased[0] and bool(places_MP.numel())), (w_latent, biased[1]))
+        _unbiased(w, any(biased), own)
+        for w, own in ((w_pairs, biased[0] and bool(places_MP.numel())), (w_latent, biased[1]))
     )
     parts = AbsorbedWeights(
         *(t.to(like) for t in (w_pairs, w_latent, factors)),
@@ -125,7 +126,9 @@ def _of_weights(weights: AttentionWeights, joined: int) -> Moments:
     """Moments as if all inputs were alike, and the loss felt what queries ask of keys and outputs of values."""
     w_MWD, G = blocks_of(weights, joined), len(weights.w_k_GKD)
     gram = [
-        torch.stack([torch.block_diag(*block) for block in (x @ x.mT).unflatten(0, (G, -1)).sum(1).unflatten(0, (-1, joined))])
+        torch.stack(
+            [torch.block_diag(*block) for block in (x @ x.mT).unflatten(0, (G, -1)).sum(1).unflatten(0, (-1, joined))]
+        )
         for x in (weights.w_q_HKD.detach().double().cpu(), weights.w_o_HVD.detach().double().cpu())
     ]
     felt = torch.stack([torch.block_diag(*each) for each in zip(*gram, strict=True)])

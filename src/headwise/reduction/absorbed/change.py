@@ -1,4 +1,4 @@
-"""In a plan: which RoPE pairs a block of key/value heads still caches, which lose their position, how wide its latent is."""
+"""In a plan: the RoPE pairs a block of key/value heads still caches, those without a position, and its latent."""
 
 from __future__ import annotations
 

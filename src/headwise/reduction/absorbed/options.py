@@ -31,7 +31,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
 
 
 def predicted_loss(layer: LayerShape, values: Values, change: Change) -> float:
-    """The predicted loss increase of such a cache in a measured layer; of pairs let go otherwise than measured, none."""
+    """The predicted loss increase of such a cache in a measured layer; 0 of pairs let go otherwise than measured."""
     if not isinstance(change, Absorbed):
         raise TypeError(f"{change} is no such cache.")
     free, half = len(change.free), layer.rotary // 2

@@ -48,9 +48,7 @@ class Measurement:
 
     def take(self, progress: Progress = silent, work: Work | None = None) -> Profile:
         """The profile, unchecked. With ``work`` it continues where an earlier process was stopped."""
-        collector = Collector(
-            self.loaded.model, self.shape, maps=self.config.maps, positions=self.config.positions
-        )
+        collector = Collector(self.loaded.model, self.shape, maps=self.config.maps, positions=self.config.positions)
         self._collect(collector, work, progress)
         numbers = range(len(self.shape.layers))
         tensors = {name: value for i in numbers for name, value in layer_tensors(collector, i).items()}
