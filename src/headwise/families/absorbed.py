@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from headwise.records.shape import AbsorbedShape
 from headwise.runtime.absorbed_attention import AbsorbedAttention, NoPairs
 
-MAPS = ("factors", "key_maps", "value_maps", "value_shift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,15 @@ def read_absorbed(module: Any, pairs: nn.Module, latent: nn.Module) -> AbsorbedW
     b_pairs = None if empty else cast(Tensor | None, pairs.bias)
     w_pairs = w_latent[:, :0] if empty else cast(Tensor, pairs.weight).unflatten(0, (M, -1))
     rope_pairs = module.rope_pairs[0]
+    places = torch.searchsorted(rope_pairs, module.cached_rope_pairs).clamp(max=max(0, len(rope_pairs) - 1))
     return AbsorbedWeights(
         w_pairs,
         w_latent,
-        *(getattr(module, name) for name in MAPS),
-        torch.searchsorted(rope_pairs, module.cached_rope_pairs).clamp(max=max(0, len(rope_pairs) - 1)),
+        module.factors,
+        module.key_maps,
+        module.value_maps,
+        module.value_shift,
+        places,
         None if b_pairs is None else b_pairs.unflatten(0, (M, -1)),
         None if bias is None else bias.unflatten(0, (M, -1)),
     )

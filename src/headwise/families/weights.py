@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from headwise.families.absorbed import MAPS, AbsorbedWeights, is_absorbed, read_absorbed
+from headwise.families.absorbed import AbsorbedWeights, is_absorbed, read_absorbed
 from headwise.families.sites import Site, is_transposed, matrix
 from headwise.files.errors import InputError
 
@@ -167,8 +167,12 @@ def _put_absorbed(
     module: nn.Module, absorbed: AbsorbedWeights, pairs_GP: Tensor | None
 ) -> list[tuple[Tensor, Tensor | None]]:
     """Copy the maps and the list of cached pairs; returns weights and biases of the two projections."""
-    values = (absorbed.factors_2GP, absorbed.key_maps_GFR, absorbed.value_maps_GRV, absorbed.shift_GV)
-    for name, value in zip(MAPS, values, strict=True):
+    for name, value in (
+        ("factors", absorbed.factors_2GP),
+        ("key_maps", absorbed.key_maps_GFR),
+        ("value_maps", absorbed.value_maps_GRV),
+        ("value_shift", absorbed.shift_GV),
+    ):
         _put(module, name, value)
     if pairs_GP is not None:
         module.cached_rope_pairs = pairs_GP[0][absorbed.places_MP]

@@ -54,7 +54,9 @@ def absorbed(weights: AttentionWeights, change: Absorbed, layer: LayerShape, mom
         for w, own in ((w_pairs, biased[0] and bool(places_MP.numel())), (w_latent, biased[1]))
     )
     parts = AbsorbedWeights(
-        *(t.to(like) for t in (w_pairs, w_latent, factors)),
+        w_pairs.to(like),
+        w_latent.to(like),
+        factors.to(like),
         key_maps.reshape(layer.kv_heads, keys, change.rank).to(like),
         value_maps.reshape(-1, layer.v_dim, change.rank).mT.to(like),
         shift.reshape(-1, layer.v_dim).to(like),
