@@ -12,7 +12,6 @@ from headwise.records.shape import AbsorbedShape
 from headwise.runtime.absorbed_attention import AbsorbedAttention, NoPairs
 
 
-
 @dataclass(frozen=True, slots=True)
 class AbsorbedWeights:
     """What a layer of `AbsorbedAttention` has instead of projections of keys and values.

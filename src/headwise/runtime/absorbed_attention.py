@@ -72,12 +72,11 @@ class AbsorbedAttention:
     def _read(self, query, key, value, mask, scaling, dropout=0.0, softcap=None, **kwargs):
         B, H, T, _ = query.shape
         M, G, S = self.cached_heads, self.kv_heads, value.shape[2]
-        grouped = query.reshape(B, G, H // G * T, -1)
+        grouped = (query * scaling).reshape(B, G, H // G * T, -1)
         free = grouped[..., 2 * self.query_pairs :] @ self.key_maps
         logits = free.reshape(B, M, -1, free.shape[-1]) @ value.transpose(-1, -2)
         if self.query_pairs:
             logits = logits + self._turned_queries(grouped).reshape(B, M, H // M * T, -1) @ key.transpose(-1, -2)
-        logits = logits * scaling
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         logits = logits.view(B, H, T, S)
