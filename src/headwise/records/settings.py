@@ -15,6 +15,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
+GgufPrecision = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Rounding = Literal["mixed", "latent", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
