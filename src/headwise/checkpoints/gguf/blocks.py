@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Blocks:
 
     def factors(self) -> Tensor | None:
         """What llama.cpp divides its frequencies by; None where they are right as they are."""
-        rotary = self.model.base_model.rotary_emb
+        rotary = _rotary(self.model)
         base = self.model.config.rope_parameters["rope_theta"]
         factors = self.places.factors(rotary.inv_freq.cpu(), base).float()
         return None if (factors - 1).abs().max() < SAME else factors
@@ -56,7 +56,7 @@ class Blocks:
         yield "token_embd.weight", _plain(base.embed_tokens.weight)
         yield "output_norm.weight", _plain(base.norm.weight)
         if not self.model.config.tie_word_embeddings:
-            yield "output.weight", _plain(self.model.get_output_embeddings().weight)
+            yield "output.weight", _plain(cast(Any, self.model.get_output_embeddings()).weight)
         if (factors := self.factors()) is not None:
             yield "rope_freqs.weight", factors
         for number, (site, weights) in enumerate(_attention(self.model)):
@@ -68,13 +68,13 @@ class Blocks:
             if weights is None:
                 weights, norm = _silent(self.model.config.hidden_size), torch.ones(self.model.config.hidden_size)
             else:
-                norm = _plain(site.block.get_submodule(site.stack.norms[0]).weight)
+                norm = _norm(site, "input_layernorm")
             yield "attn_norm.weight", norm
-            yield from placed(weights, self.places, self.model.base_model.rotary_emb.attention_scaling**2).items()
+            yield from placed(weights, self.places, _rotary(self.model).attention_scaling ** 2).items()
         mlp = mlp_of(site)
         if mlp is not None and self.channels[number]:
             ffn = read_mlp(mlp)
-            yield "ffn_norm.weight", _plain(site.block.get_submodule("post_attention_layernorm").weight)
+            yield "ffn_norm.weight", _norm(site, "post_attention_layernorm")
             parts = (("ffn_gate", ffn.w_gate_MD), ("ffn_up", ffn.w_up_MD), ("ffn_down", ffn.w_down_MD.T))
             yield from ((f"{name}.weight", _plain(part)) for name, part in parts if part is not None)
 
@@ -118,7 +118,15 @@ def _check(model: PreTrainedModel) -> None:
 def _silent(width: int) -> AttentionWeights:
     """One head that adds nothing."""
     none = torch.zeros(1, 0, width)
-    return AttentionWeights(none, none, none, none.mT.mT, scale=1.0)
+    return AttentionWeights(none, none, none, none, scale=1.0)
+
+
+def _rotary(model: PreTrainedModel) -> Any:
+    return cast(Any, model.base_model).rotary_emb
+
+
+def _norm(site: Site, name: str) -> Tensor:
+    return _plain(cast(Tensor, site.block.get_submodule(name).weight))
 
 
 def _plain(tensor: Tensor) -> Tensor:
