@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 
 from headwise.files.reading import Reader
 
 Z = 1.959964  # of a 95 % interval
-PSEUDO = 2.0  # trials that are added to those run: half a trial for each outcome of a pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +21,36 @@ class Difference:
     high: float
 
     @classmethod
-    def of_shares(cls, first: Sequence[float], own: Sequence[float], decisions: float = 1.0) -> Difference:
+    def of_shares(cls, first: Sequence[float], own: Sequence[float], decisions: float = 1.0) -> Difference | None:
         """Of the shares that are right in each trial, which are means over so many ``decisions``.
 
-        Agresti and Min (Statistics in Medicine 24, 2005): half a trial is added for each of the four outcomes of a
-        pair, so that no difference in a few trials is not taken for none at all. Here an outcome is one decision.
+        After Agresti and Min (Statistics in Medicine 24, 2005): half a decision is added for each of the four outcomes
+        of a pair, so that no difference in a few trials is not taken for none at all. Trials are what is independent.
         """
         pairs = [mine - theirs for mine, theirs in zip(own, first, strict=True)]
-        count = len(pairs) + PSEUDO
-        centre = sum(pairs) / count
-        spread = (sum(pair**2 for pair in pairs) + 1 / decisions**2) / count - centre**2
-        half = Z * sqrt(max(0.0, spread) / count)
+        if len(pairs) == 1:
+            return None
+        every = len(pairs) * decisions + 2
+        centre = sum(pairs) * decisions / every
+        squares = decisions**2 * sum((pair - centre) ** 2 for pair in pairs) + 1 + 2 * centre**2
+        half = student(len(pairs) - 1) * sqrt(squares) / every
         return cls(fmean(pairs), max(-1.0, centre - half), min(1.0, centre + half))
 
     @classmethod
     def of_nats(cls, first: Sequence[float], own: Sequence[float]) -> Difference | None:
-        """Of nats in each trial, by the normal approximation; None of a single trial."""
+        """Of nats in each trial, by their spread; None of a single trial."""
         pairs = [mine - theirs for mine, theirs in zip(own, first, strict=True)]
         if len(pairs) == 1:
             return None
+        half = student(len(pairs) - 1) * stdev(pairs) / sqrt(len(pairs))
         mean = fmean(pairs)
-        half = Z * sqrt(sum((pair - mean) ** 2 for pair in pairs) / (len(pairs) - 1) / len(pairs))
         return cls(mean, mean - half, mean + half)
+
+
+def student(freedom: int) -> float:
+    """Half the width of a 95 % interval in standard errors, by the first terms of the expansion of Student's t."""
+    first, second = (Z**2 + 1) / 4, (5 * Z**4 + 16 * Z**2 + 3) / 96
+    return Z * (1 + first / freedom + second / freedom**2)
 
 
 @dataclass(frozen=True, slots=True)

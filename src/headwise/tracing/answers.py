@@ -68,8 +68,8 @@ def write(
     gaps = [longest - len(prompt) for prompt in prompts]
     ids = torch.tensor([[ends[0]] * gap + list(prompt) for gap, prompt in zip(gaps, prompts)], device=model.device)
     mask = (torch.arange(longest)[None] >= torch.tensor(gaps)[:, None]).long().to(model.device)
-    packed = {} if codes is None else {"past_key_values": PackedCache(model, codes)}
     with torch.inference_mode(), _as_before(model):
+        packed = {} if codes is None else {"past_key_values": PackedCache(model, codes)}
         written = cast(Any, model).generate(
             ids,
             attention_mask=mask,
