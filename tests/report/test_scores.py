@@ -60,9 +60,9 @@ def test_the_table_as_markdown():
         "| prefill of 1,024 tokens, tokens/s | 200 | 220 (1.10x, 1.05 to 1.20) |",
         "| decode after 1,024, tokens/s | 200 | 50.5 (0.25x, 0.20 to 0.30) |",
         "",
-        "Quality on 2,048 tokens in windows of 512 of text.txt. ± is one standard error over windows. Run in fp32 on cpu, 2 threads. The cache is that of a "
-        "real generation in the precision of the weights. Speeds: the first model's is the median of 5 rounds in "
-        "turns; in brackets times that, the median and the range over rounds.",
+        "Quality on 2,048 tokens in windows of 512 of text.txt. ± is one standard error over windows. Run in fp32 on "
+        "cpu, 2 threads. The cache is that of a real generation in the precision of the weights. Speeds: the first "
+        "model's is the median of 5 rounds in turns; in brackets times that, the median and the range over rounds.",
         "",
         "A note.",
     ]

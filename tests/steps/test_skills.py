@@ -14,7 +14,7 @@ from tests.calls import evaluate
 from tests.data.test_skills import TEMPLATE
 from tests.runtime.specs import random_spec
 from tests.skilled import copier
-from tests.steps.test_evaluate import save
+from tests.steps.test_evaluate import headwise, save
 from tests.tiny import tiny
 from tests.tokens import EVERY_BYTE, save_tokenizer
 
@@ -94,6 +94,16 @@ def test_models_that_write_no_text_are_told_so(tmp_path):
     for asked in ({"skills": True}, {"tasks": "piqa"}):
         with pytest.raises(hw.InputError, match=r"are for models that write text \(...ForCausalLM\); .* is a Bert"):
             evaluate([str(tmp_path / "bert")], **asked)
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    save(tiny("llama", **SIZES), tmp_path / "model")
+    save_tokenizer(tmp_path / "model", EVERY_BYTE)
+    options = ("--tokens", 512, "--context", 128, "--no-speed", "--skills", "--skills-at", 512, "--seed", 3)
+    out = tmp_path / "scores.json"
+    code, table, _ = headwise(monkeypatch, capsys, tmp_path / "model", tmp_path / "model", *options, "-o", out)
+    assert code == 0 and "Skills, share right (seed 3;" in table and "needle, 90% deep" in table
+    assert hw.Scores.load(out).models[1].skills[0].right_difference.mean == 0
 
 
 def test_lengths_of_haystacks_are_checked(tokenizer):
