@@ -28,6 +28,7 @@ BUILT_IN = (
     "headwise.reduction.latent",
     "headwise.reduction.sharing",
     "headwise.reduction.mlp",
+    "headwise.reduction.flatten",
 )
 
 
