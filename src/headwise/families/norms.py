@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headwise.families.mlp import mlp_of
-from headwise.families.sites import Site
-from headwise.families.weights import put
+from headwise.families.sites import Site, has_one_stack
+from headwise.families.weights import attention_projections, put
 from headwise.files.errors import InputError
 
 
@@ -39,6 +40,25 @@ def feeding_norms(model: PreTrainedModel, site: Site) -> tuple[nn.Module, nn.Mod
         raise InputError(f"headwise does not know which norms feed the attention and the MLP of {name}.")
     (attention,), (before_mlp,) = paths
     return model.base_model.get_submodule(attention), model.base_model.get_submodule(before_mlp)
+
+
+def check_joins(model: PreTrainedModel, sites: Sequence[Site]) -> None:
+    """Raise where the blocks of ``sites`` cannot become one that adds up what they would."""
+    if not has_one_stack(model):
+        raise InputError("The blocks of an encoder-decoder cannot be joined.")
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds is not None and len({kinds[int(site.block_path.rsplit(".", 1)[1])] for site in sites}) > 1:
+        raise InputError("Blocks whose attention is of different kinds cannot be joined.")
+    for site in sites:
+        mlp = mlp_of(site)
+        projections = [] if site.removed else attention_projections(site), [] if mlp is None else mlp.projections[:-1]
+        for norm, fed in zip(feeding_norms(model, site), projections, strict=True):
+            bias = getattr(norm, "bias", None)
+            if isinstance(bias, Tensor) and bias.any() and any(linear.bias is None for linear in fed):
+                raise InputError(
+                    f"The norms of {type(model).__name__} have biases, and the projections behind them none that could "
+                    "take them up: its blocks cannot be joined."
+                )
 
 
 def read_norm(norm: nn.Module) -> NormWeights:

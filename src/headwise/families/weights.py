@@ -6,7 +6,7 @@ Shape letters as in `headwise.linalg`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,13 +128,20 @@ def balanced(weights: AttentionWeights) -> AttentionWeights:
     )
 
 
+def attention_projections(site: Site) -> list[Any]:
+    """The modules that make queries, keys and values."""
+    family = site.family
+    names = [family.fused] if family.fused and not site.reduced else [family.q, family.k, family.v]
+    return [getattr(site.module, name) for name in names]
+
+
 def _projections(site: Site, K: int) -> tuple[list[Tensor], list[Tensor | None]]:
     """Weights (out, in) and biases of q, k and v, taken out of a fused matrix where there is one."""
-    family, module = site.family, site.module
-    if not family.fused or site.reduced:
-        linears = [getattr(module, name) for name in (family.q, family.k, family.v)]
+    family = site.family
+    linears = attention_projections(site)
+    if len(linears) > 1:
         return [matrix(linear) for linear in linears], [linear.bias for linear in linears]
-    fused = getattr(module, family.fused)
+    (fused,) = linears
     weight, bias = matrix(fused), cast(Tensor | None, fused.bias)
     H = matrix(site.out).shape[1] // K
     if family.fused_by == "heads":

@@ -14,7 +14,6 @@ from torch import Tensor
 from headwise.families.mlp import MlpWeights
 from headwise.families.norms import NormWeights
 from headwise.families.weights import AttentionWeights, rescaled
-from headwise.files.errors import InputError
 
 
 
@@ -50,9 +49,9 @@ def join_mlp(halves: Sequence[tuple[MlpWeights, NormWeights]]) -> MlpWeights | N
         replace(
             weights,
             w_up_MD=_scaled(weights.w_up_MD, norm),
-            b_up_M=_shifted(weights.w_up_MD, weights.b_up_M, norm, "MLP"),
+            b_up_M=_shifted(weights.w_up_MD, weights.b_up_M, norm),
             w_gate_MD=None if weights.w_gate_MD is None else _scaled(weights.w_gate_MD, norm),
-            b_gate_M=None if weights.w_gate_MD is None else _shifted(weights.w_gate_MD, weights.b_gate_M, norm, "MLP"),
+            b_gate_M=None if weights.w_gate_MD is None else _shifted(weights.w_gate_MD, weights.b_gate_M, norm),
         )
         for weights, norm in halves
     ]
@@ -72,9 +71,9 @@ def _behind_unit_norm(weights: AttentionWeights, norm: NormWeights) -> Attention
         w_q_HKD=_scaled(weights.w_q_HKD, norm),
         w_k_GKD=_scaled(weights.w_k_GKD, norm),
         w_v_GVD=_scaled(weights.w_v_GVD, norm),
-        b_q_HK=_shifted(weights.w_q_HKD, weights.b_q_HK, norm, "queries"),
-        b_k_GK=_shifted(weights.w_k_GKD, weights.b_k_GK, norm, "keys"),
-        b_v_GV=_shifted(weights.w_v_GVD, weights.b_v_GV, norm, "values"),
+        b_q_HK=_shifted(weights.w_q_HKD, weights.b_q_HK, norm),
+        b_k_GK=_shifted(weights.w_k_GKD, weights.b_k_GK, norm),
+        b_v_GV=_shifted(weights.w_v_GVD, weights.b_v_GV, norm),
     )
 
 
@@ -84,15 +83,10 @@ def _scaled(weight: Tensor, norm: NormWeights) -> Tensor:
     return weight.to(wide) * norm.gain_D.to(wide)
 
 
-def _shifted(weight: Tensor, bias: Tensor | None, norm: NormWeights, what: str) -> Tensor | None:
+def _shifted(weight: Tensor, bias: Tensor | None, norm: NormWeights) -> Tensor | None:
     """The bias of a projection as it must be without the bias of the norm in front of it."""
-    if norm.bias_D is None or not norm.bias_D.any():
+    if norm.bias_D is None or bias is None:  # without one, the norm's is zero
         return bias
-    if bias is None:
-        raise InputError(
-            f"The projection of the {what} has no bias that could take up that of the norm in front of it: "
-            "blocks of this model cannot be joined."
-        )
     wide = torch.promote_types(weight.dtype, torch.float32)
     return bias.to(wide) + weight.to(wide) @ norm.bias_D.to(wide)
 
