@@ -80,7 +80,7 @@ Checked when saved: reopened in a fresh process, largest difference of outputs {
 
 
 def _layer_table(shape: ModelShape, plan: Plan) -> str:
-    """The layers of the saved model and, where it was reduced, what was done to each; blocks that are gone have no number."""
+    """The layers of the saved model and what was done to those of the original; blocks that are gone have no number."""
     numbers = {run[0]: index for index, run in enumerate(plan.made_of())}
     if len(numbers) != len(shape.layers):
         raise InputError(f"The model has {len(shape.layers)} layers, its plan leaves {len(numbers)}.")

@@ -74,7 +74,7 @@ class Change(ABC):
         return 0
 
     def join(self, layers: Sequence[LayerShape | None], where: str) -> LayerShape:
-        """The shape of the one block made of ``layers``; an `InputError` that begins with ``where`` if there is none."""
+        """The shape of the one block that ``layers`` become; an `InputError` from ``where`` if they cannot."""
         raise TypeError(f"{self.kind} joins no blocks.")
 
 

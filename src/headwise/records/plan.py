@@ -157,13 +157,13 @@ class Plan(Shown):
         """For each block that is left the numbers of those it is made of: its own, then any that are joined to it."""
         layers = zip(self.before, self.layers, strict=True)
         dropped = [changed(LayerShape(*dims), changes) is None for dims, changes in layers]
-        return tuple(run for run in _runs(self.layers) if not dropped[run[0]])
+        return tuple(run for run in runs(self.layers) if not dropped[run[0]])
 
     def describe(self) -> tuple[str, ...]:
         """What is done to each layer in a short phrase; "" where nothing is."""
         layers = zip(self.before, self.layers, strict=True)
         phrases = [describe(LayerShape(*dims), changes) for dims, changes in layers]
-        for first, *others in _runs(self.layers):
+        for first, *others in runs(self.layers):
             for number in others:
                 phrases[number] = "; ".join(filter(None, (phrases[number], f"joined to {first}")))
         return tuple(phrases)
@@ -171,7 +171,7 @@ class Plan(Shown):
     def _joined(self, layers: Sequence[LayerShape | None]) -> list[LayerShape | None]:
         """``layers``, which have had their own changes, with those that become one where the first of them was."""
         after: list[LayerShape | None] = [None] * len(layers)
-        for run in _runs(self.layers):
+        for run in runs(self.layers):
             first = run[0]
             joining = next((change for change in self.layers[first] if change.following()), None)
             if joining is None:
@@ -257,7 +257,7 @@ def describe(layer: LayerShape, changes: Iterable[Change]) -> str:
     return "; ".join(phrases)
 
 
-def _runs(layers: Sequence[Changes]) -> Iterator[tuple[int, ...]]:
+def runs(layers: Sequence[Changes]) -> Iterator[tuple[int, ...]]:
     """The numbers of all layers, those together that become one block."""
     number = 0
     while number < len(layers):

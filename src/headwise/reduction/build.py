@@ -53,7 +53,7 @@ def build_reduced(
     if form == "stock" and isinstance(stock, str):
         raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
     if isinstance(stock, str):
-        config, kind = per_layer_config(model, shape, plan), per_layer_class_of(model)
+        config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
         config, kind = stock, stock_class_of(model)
     config.__dict__.pop(CACHE_ENTRY, None)

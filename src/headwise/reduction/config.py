@@ -13,7 +13,7 @@ from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
 from headwise.records.change import Change
-from headwise.records.plan import Plan, changed
+from headwise.records.plan import Changes, changed, runs
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.runtime import modeling_headwise
 
@@ -35,11 +35,14 @@ class Kept:
 def per_layer_config(
     model: PreTrainedModel,
     shape: ModelShape,
-    plan: Plan,
+    after: Sequence[LayerShape | None],
+    layers: Sequence[Changes],
 ) -> PreTrainedConfig:
-    """The config of ``model``, of ``shape``, in headwise's per-layer form, when its layers are those of ``plan``."""
-    after = plan.after(shape)
-    kept = _kept(model, shape, plan)
+    """The config of ``model``, of ``shape``, in headwise's per-layer form, when its layers are those of ``after``.
+
+    None: its block is dropped, or joined to another; ``layers`` holds the changes that make them so.
+    """
+    kept = _kept(model, shape, after, layers)
     family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
     config = _plain_copy(model.config)
     kinds: Sequence[str | None] = [None] * len(kept)
@@ -70,18 +73,22 @@ def entry_of(changes: Iterable[Change]) -> dict[str, Any]:
     return {change.kind: entry for change in changes if (entry := change.entry())}
 
 
-def _kept(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> list[Kept]:
+def _kept(
+    model: PreTrainedModel, shape: ModelShape, after: Sequence[LayerShape | None], layers: Sequence[Changes]
+) -> list[Kept]:
     kept: list[Kept] = []
-    every, after = sites_of(model), plan.after(shape)
-    own = [changed(layer, changes) for layer, changes in zip(shape.layers, plan.layers, strict=True)]
-    for run in plan.made_of():
-        layer, changes = after[run[0]], [change for number in run for change in plan.layers[number]]
+    sites = sites_of(model)
+    for run in runs(layers):
+        layer, changes = after[run[0]], [change for number in run for change in layers[number]]
         if layer is None:
             continue
-        attending = [number for number in run if (half := own[number]) is not None and half.heads]
-        site = every[(attending or run)[0]]
+        site = sites[run[0]]
+        if len(run) > 1:  # the scale of joined heads is that of the first block that has some
+            halves = [changed(shape.layers[number], layers[number]) for number in run]
+            attending = (sites[number] for number, half in zip(run, halves, strict=True) if half and half.heads)
+            site = next(attending, site)
         index = sum(each.site.stack is site.stack for each in kept)
-        listed = any(getattr(every[number].module, "rope_pairs", None) is not None for number in run)
+        listed = any(getattr(sites[number].module, "rope_pairs", None) is not None for number in run)
         named = any(change.kept_pairs() is not None for change in changes)
         kept.append(Kept(site, layer, index, entry_of(changes), listed or named))
     return kept

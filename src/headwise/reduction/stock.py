@@ -81,7 +81,9 @@ def _attention(layer: LayerShape) -> LayerShape:
 def _joined_pairs(members: Sequence[tuple[LayerShape, Changes]]) -> Pairs | None:
     """The RoPE pairs of all heads of the blocks a layer is made of; None where that cannot be told of each of them."""
     changed_to = [(before, changes, changed(before, changes)) for before, changes in members]
-    named = [_pairs(before, changes, after) for before, changes, after in changed_to if after is not None and after.heads]
+    named = [
+        _pairs(before, changes, after) for before, changes, after in changed_to if after is not None and after.heads
+    ]
     known = [pairs for pairs in named if pairs is not None]
     return tuple(each for pairs in known for each in pairs) if len(known) == len(named) else None
 

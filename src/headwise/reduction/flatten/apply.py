@@ -16,7 +16,6 @@ from headwise.families.norms import NormWeights
 from headwise.families.weights import AttentionWeights, rescaled
 
 
-
 def join_attention(halves: Sequence[tuple[AttentionWeights, NormWeights]]) -> AttentionWeights | None:
     """One attention with the heads of all ``halves``, behind a norm that only normalises; None where there is none."""
     if not halves:

@@ -20,6 +20,8 @@ def settle(model: PreTrainedModel, plan: Plan, statistics: Mapping[int, Statisti
         if len(run) == 1:
             continue
         if any(change.entry() for number in run for change in plan.layers[number]):
-            raise InputError(f"Blocks {run[0]} to {run[-1]} cannot be joined: one has a change that needs a block alone.")
+            raise InputError(
+                f"Blocks {run[0]} to {run[-1]} cannot be joined: one has a change that needs a block alone."
+            )
         check_joins(model, [sites[number] for number in run])
     return plan
