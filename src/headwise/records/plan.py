@@ -150,7 +150,7 @@ class Plan(Shown):
             )
 
     def after(self, shape: ModelShape) -> tuple[LayerShape | None, ...]:
-        """What each layer of the model of ``shape`` is after this plan; None where its block is dropped."""
+        """What each layer of the model of ``shape`` is after this plan; None where its block is gone or joined."""
         return tuple(self._joined([changed(*each) for each in zip(shape.layers, self.layers, strict=True)]))
 
     def made_of(self) -> tuple[tuple[int, ...], ...]:
