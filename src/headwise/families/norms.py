@@ -50,6 +50,8 @@ def check_joins(model: PreTrainedModel, sites: Sequence[Site]) -> None:
     if kinds is not None and len({kinds[int(site.block_path.rsplit(".", 1)[1])] for site in sites}) > 1:
         raise InputError("Blocks whose attention is of different kinds cannot be joined.")
     for site in sites:
+        if site.family.latent:
+            raise InputError("Blocks with latent attention (MLA) cannot be joined.")
         mlp = mlp_of(site)
         projections = [] if site.removed else attention_projections(site), [] if mlp is None else mlp.projections[:-1]
         for norm, fed in zip(feeding_norms(model, site), projections, strict=True):

@@ -32,22 +32,22 @@ def plan_for(
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one list of RoPE pairs, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
+    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
     cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is
     limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as
     it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
-    decided = () if budget.depth is None else depth_for(profile, budget.depth, protect)
+    decided = () if budget.depth is None else depth_for(profile, budget.depth, protect, joining=not uniform)
     rest = budget.beside_depth
     if cache == "mixed" and budget.timed:
         cache = "latent"  # slow, but then so slow as is allowed
     layers: Sequence[Changes] = decided
-    if uniform:
-        if decided:
-            raise InputError("A uniform plan keeps all layers: leave out `uniform` or `layers`.")
+    if uniform and rest is not None:
         candidates = [*uniform_layers(profile, multiple), *(uniform_merges(profile, multiple) if merge else ())]
+        if decided:
+            candidates = [tuple(fate or own for own, fate in zip(each, decided, strict=True)) for each in candidates]
         candidates.sort(key=lambda each: sum(predicted_losses(profile, each)))
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
     elif rest is not None:
@@ -86,13 +86,19 @@ def menus_for(
     return worthwhile(request, shallower(request, every_option(request, sources), decided))
 
 
-def depth_for(profile: Profile, budget: Budget, protect: Collection[int] = ()) -> tuple[Changes, ...]:
-    """For each layer the changes that leave as many blocks as ``budget`` says: some go, neighbours are joined."""
+def depth_for(
+    profile: Profile, budget: Budget, protect: Collection[int] = (), *, joining: bool = True
+) -> tuple[Changes, ...]:
+    """For each layer the changes that leave as many blocks as ``budget`` says: some go, neighbours are joined.
+
+    Without ``joining`` blocks can only go.
+    """
     if not any("left_out" in layer.values for layer in profile.layers):
         raise InputError(
             "This profile does not say what each layer is worth, so none can be dropped; inspect it again."
         )
     spans, blocks = depth_spans(profile, budget, protect), len(profile.shape.layers)
+    spans = [span for span in spans if joining or span.blocks == 1]
     chosen = shallowest(spans, blocks, budget.limit(profile.shape))
     if chosen is None:
         raise budget.refusal(profile.shape, fewest(spans, blocks), "what may be dropped or joined")
