@@ -87,7 +87,7 @@ class BudgetConfig:
         None, "Share of the attention parameters to keep, for models without a cache.", read=read_share
     )
     kv_bytes_per_token: int | None = option(None, "Bytes one token may take in the KV cache.", read=read_size)
-    layers: int | None = option(None, "Layers to keep; the others are dropped whole.")
+    layers: int | None = option(None, "Layers to keep: others are dropped whole, or joined to a neighbour.")
     fit: str | None = option(None, 'Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
     keep_decode_time: float | None = option(
         None,
