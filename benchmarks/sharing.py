@@ -6,8 +6,8 @@
 Excess: nats per token over the dense model. "Same head width" merges neighbours into heads as wide as before, with
 each RoPE frequency once, which is the usual grouped-query model; mean pooling is the usual way to make one.
 
-"Latents" are read as they are (`plan --absorb`), beside narrower heads or alone. Their decode time is against that of the
-dense model in stock transformers: on one thread, in processor time, of tokens that both decode in turn.
+"Latents" are read as they are (`plan --absorb`), beside narrower heads or alone. Their decode time is against that of
+the dense model in stock transformers: on one thread, in processor time, of tokens that both decode in turn.
 """
 
 import argparse

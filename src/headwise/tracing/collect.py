@@ -30,7 +30,7 @@ from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, f
 from headwise.tracing.positions import positions_lost
 from headwise.tracing.probe import watching
 from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
-from headwise.tracing.substitution import left_out
+from headwise.tracing.substitution import substituted
 from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
@@ -61,7 +61,7 @@ class Collector:
         alike = [getattr(site.module, "rope_pairs", None) is None for site in self.sites]
         self.mergeable = [same and bool(layer.joinable) for same, layer in zip(alike, self.layers, strict=True)]
         self.shared: dict[int, Bases] = {}
-        self.left_out: list[list[float]] = []
+        self.substituted: list[dict[str, float]] = []
         # Layers that may cache latents, where that was asked for: keys are linear in the inputs, and turn as measured.
         self.absorbable = [
             positions and packs and same and layer.norm == "none" and not layer.absorbed
@@ -170,7 +170,7 @@ class Collector:
             inputs = [batch.inputs for batch in batches]
             self.positions = positions_lost(self.model, inputs, absorbable, progress)
         if has_one_stack(self.model):
-            self.left_out = left_out(self.model, [batch.inputs for batch in batches])
+            self.substituted = substituted(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
             if self.packable[i] and sums.has("cached_kv_clipped"):
                 self.coded[i] = coded_bases(layer, sums)

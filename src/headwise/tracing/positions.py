@@ -53,7 +53,7 @@ def positions_lost(
     outputs = 0
     with torch.inference_mode(), turning(model) as turns, _letting_go(model, turns) as free:
         for batch in chosen:
-            with recorded(blocks) as entered:
+            with recorded(blocks) as calls:
                 baseline = forward(model, batch)
             outputs += kl_from_baseline(baseline, baseline).numel()
             for done, i in enumerate(layers):
@@ -62,7 +62,7 @@ def positions_lost(
                     free[:] = [sites[i].module, count] if count else []
                     nats = 0.0
                     if count:
-                        with starting(blocks[:i], entered[i]):
+                        with starting(blocks[:i], calls[i].hidden):
                             nats = kl_from_baseline(baseline, forward(model, batch)).double().sum().item()
                     totals[i][count] = totals[i].get(count, 0.0) + nats
                 free.clear()
