@@ -131,8 +131,8 @@ def reduced_with_cache(model: PreTrainedModel, plan: Plan, context: int) -> tupl
 def random_plan(profile: Profile, context: int, chance: random.Random, sort: str | None = None) -> Plan:
     """A plan at random: with caches of one ``sort`` where there are such, or about as many layers of each sort."""
     every = Budget("keep_kv", 1.0, context, also=(Budget("keep_attention_params", 1.0),))  # of two, menus stay whole
-    rounded = {"cache": "latent"} if sort not in ABSORBED else {"absorb": True}
-    menus, shape, first = menus_for(profile, every, **rounded), profile.shape, chance.randrange(12)
+    absorb, shape, first = sort in ABSORBED, profile.shape, chance.randrange(12)
+    menus = menus_for(profile, every, cache="none" if absorb else "latent", absorb=absorb)
     layers = [_changes(menus, layer, number, first + number, sort, chance) for number, layer in enumerate(shape.layers)]
     return Plan.make(shape, layers)
 
