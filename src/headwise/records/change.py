@@ -22,8 +22,8 @@ class Change(ABC):
     """What is done to one layer. Subclasses are frozen dataclasses whose fields are what a plan file says.
 
     ``kind`` is the name in the file. Changes of a layer are applied by ascending ``order``, whatever order they were
-    given in: removal 20, sharing 30, widths 40, latent 50, bits 60, mlp 70, flatten 80. ``acts_on`` says which weights
-    of the block they are applied to; "blocks" are changed blocks that become one.
+    given in: removal 20, sharing 30, widths 40, absorbed 45, latent 50, bits 60, mlp 70, flatten 80. ``acts_on`` says
+    which weights of the block they are applied to; "blocks" are changed blocks that become one.
     """
 
     __slots__ = ()
@@ -123,3 +123,5 @@ def check_not_latent(layer: LayerShape, where: str) -> None:
     """Raise where ``layer`` has latent attention, which no kind reduces yet."""
     if layer.latent:
         raise InputError(f"{where}: latent attention (MLA) can be read and costed, but not reduced.")
+    if layer.absorbed:
+        raise InputError(f"{where}: its cache holds latents already, which are not reduced further.")
