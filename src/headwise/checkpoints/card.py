@@ -23,6 +23,10 @@ from headwise.records.shape import DIMS, ModelShape
 from headwise.runtime import modeling_headwise, reopen
 
 SCORES = "## Scores"
+LISTED = (
+    " It lists its RoPE frequencies, which llama.cpp's own converter leaves out: its files talk nonsense. Make GGUF "
+    "files with `headwise export`."
+)
 
 
 def card(model: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
@@ -44,6 +48,8 @@ def card(model: PreTrainedModel, plan: Plan, source: str, command: str, facts: M
             "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
             "`trust_remote_code` is needed."
         )
+    if getattr(model.config, "rope_parameters", None) and model.config.rope_parameters.get("rope_type") == "longrope":
+        note += LISTED
     if reduced:
         title = f"{Path(source).name or 'model'}, reduced"
         origin = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
