@@ -50,7 +50,10 @@ def build_reduced(
     after = plan.after(shape)
     stock = "per-layer shapes were asked for" if form == "per-layer" else stock_config(model, shape, plan)
     if form == "stock" and isinstance(stock, str):
-        raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
+        raise InputError(
+            f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format, or make a plan with "
+            "--uniform."
+        )
     if isinstance(stock, str):
         config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
