@@ -142,7 +142,7 @@ def profile_of(source: str, text: Any, own_basis: bool, work: Path | None = None
     if folder and (folder / "profile.json").exists():
         return Profile.load(folder)
 
-    def identities(layer: Any, sums: Any) -> dict[str, Basis]:
+    def identities(layer: Any, sums: Any, weights: Any) -> dict[str, Basis]:
         sizes = {"k": (layer.kv_heads, layer.qk_dim), "v": (layer.value_groups, layer.value_group_width)}
         sizes["kv"] = (layer.value_groups, layer.joint_group_width)
         eyes = {part: torch.eye(n, dtype=torch.float64).repeat(groups, 1, 1) for part, (groups, n) in sizes.items()}
