@@ -229,8 +229,8 @@ def uniform(bits: int) -> Callable[[PreTrainedModel, Any], Coordinates]:
     return build
 
 
-def numbers(share: float, *, joint: bool) -> Callable[[PreTrainedModel, Any], Coordinates]:
-    """As `packed`, but with 8 bits for the ``share`` of all coordinates felt most, and none for others.
+def numbers(share: float, *, joint: bool, digit: str = "8") -> Callable[[PreTrainedModel, Any], Coordinates]:
+    """As `packed`, but with 8 bits (``digit`` g: 16) for the ``share`` of all coordinates felt most, none for others.
 
     ``joint``: of latents of keys and values; else of keys and of values by themselves.
     """
@@ -242,7 +242,10 @@ def numbers(share: float, *, joint: bool) -> Callable[[PreTrainedModel, Any], Co
         least = felt[round((1 - share) * len(felt))]
         layers = []
         for layer in profile.layers:
-            rows = (tuple("".join("08"[loss >= least] for loss in row) for row in layer.values[name]) for name in names)
+            rows = (
+                tuple("".join(digit if loss >= least else "0" for loss in row) for row in layer.values[name])
+                for name in names
+            )
             layers.append(Latent(*rows) if joint else Bits(*rows))
         reduced = reduce_model(model, hw.Plan.make(profile.shape, layers), profile.tensors)
         return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
@@ -280,6 +283,7 @@ OURS = {
     **{f"headwise-uniform-{bits}": uniform(bits) for bits in (4, 3, 2)},
     **{f"headwise-numbers@{share}": numbers(share, joint=False) for share in NUMBERS},
     **{f"headwise-latent-numbers@{share}": numbers(share, joint=True) for share in NUMBERS},
+    **{f"headwise-latent-whole@{share}": numbers(share, joint=True, digit="g") for share in NUMBERS},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 

@@ -19,7 +19,9 @@ from headwise.records.packing import WHOLE_BITS
 CLIP = 0.98  # gradients longer than this share of all others are cut to that length
 ROUND = 0.5  # of the mean eigenvalue, added to the metric
 SMALL = 1e-3  # of the mean variance, added to the source
-FLAT = 1e-6  # of the largest eigenvalue: coordinates that hold less are never filled, and scaled as if they held so much
+FLAT = (
+    1e-6  # of the largest eigenvalue: coordinates that hold less are never filled, and scaled as if they held so much
+)
 POINTS = 1024  # that stand for all samples of a coordinate
 STEPS = 16  # of the fit of levels: each assigns the samples and solves for the levels
 FIRM = 1e-4  # pull of the last levels on the next ones
@@ -120,9 +122,7 @@ def _first_levels(x_CN: Tensor, basis_KP: Tensor, longest_C: Tensor) -> Tensor:
     count = len(basis_KP)
     zero = torch.zeros_like(longest_C)
     reach = REACH if count == 2**BYTE else 1.0
-    starts = [
-        reach * torch.stack((zero, longest_C, cubic * longest_C), dim=-1) / (1 + cubic) for cubic in WIDE
-    ]
+    starts = [reach * torch.stack((zero, longest_C, cubic * longest_C), dim=-1) / (1 + cubic) for cubic in WIDE]
     if count < 2**BYTE:
         # Many levels are best as dense as the cube root of the density: for a normal one, of three times the variance.
         normal = 3**0.5 * torch.special.ndtri((torch.arange(count) + 0.5) / count).to(x_CN)

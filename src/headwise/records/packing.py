@@ -12,7 +12,7 @@ WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)  # bits of a coordinate that is rounded; two f
 WHOLE_BITS = 16  # of a coordinate that is as good as not rounded: two fields of 8
 FIELDS = (8, 4, 2, 1)
 # Mean square error of a normal variable rounded to so many bits, over its variance (Lloyd and Max).
-NOISE = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 5: 0.002499, 6: 0.00064, 8: 0.0000409, 16: 0.0}
+NOISE = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 5: 0.002499, 6: 0.00064, 8: 0.0000409, 16: 2e-7}
 LEVEL_BYTES = 4  # of a coordinate: its width and three numbers that give its levels
 RECENT = 16  # tokens that are packed together: as many as are left over stay whole
 LOUD_BITS = 4  # of a token, for its keys and for its values: how far they are from their mean

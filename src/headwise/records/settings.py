@@ -15,7 +15,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
-Rounding = Literal["mixed", "latent", "int8", "int4", "none"]
+Rounding = Literal["mixed", "latent", "whole", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
 
@@ -140,8 +140,9 @@ class PlanConfig:
     cache: Rounding = option(
         "mixed",
         "How the KV cache may be rounded: mixed gives each coordinate its own bits; latent also stores one latent for "
-        "keys and values together: smallest, but keys are made anew for every token; int8 and int4 know one width or "
-        "none; none leaves it in the model's precision.",
+        "keys and values together: smallest, but keys are made anew for every token; whole stores coordinates, of "
+        "latents too, in 16 bits or not at all; int8 and int4 know one width or none; none leaves it in the model's "
+        "precision.",
     )
 
 

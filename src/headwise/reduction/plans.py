@@ -33,8 +33,8 @@ def plan_for(
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
     one list of RoPE pairs, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
     cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is
-    limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as
-    it is.
+    limited) also offers latents of which keys are made anew, "whole" these and others in 16 bits a coordinate or none,
+    "int8" and "int4" one width or none, "none" leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)

@@ -9,8 +9,8 @@ values, in 4 bits each: (low + step * code)^2. Values of a group of heads, side 
 coordinates: heads repeat one another. In a joint latent keys have no coordinates of their own: those of a group stand
 for its keys and its values, keys first, and the map makes both.
 
-A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, 16 = 8 + 8, the first field holds the upper bits). All fields of one
-size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits of it.
+A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, 16 = 8 + 8, the first field holds the upper bits). All
+fields of one size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits.
 
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, S groups of heads whose values are W wide
 together (S * W = G * V, in a joint latent G * (K + V)), N coordinates of a layer (keys first), R bytes a token takes.
