@@ -7,7 +7,7 @@ MODEL is a folder, or "smollm2" for the one of the demo. A prefix is what `Packe
 ``--tokens`` tokens of the text; of the dense model, its keys and values in bfloat16 as safetensors. Bytes are those of
 the file, header and all. What levels coordinates are rounded to changes neither bytes nor time, so none are fitted
 here: bits are those of the plan for the asked share of the bytes at so many tokens. Everything runs in float32 on two
-threads; times are medians of five. A loaded prefix must give the next token the logits that the saved one gives.
+threads; times are medians of three. A loaded prefix must give the next token the logits that the saved one gives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headwise.runtime.cache import PackedCache
 from headwise.steps.demo import demo_model
 
 KINDS = (("mixed", 0.25), ("mixed", 0.125), ("latent", 0.25), ("latent", 0.125))
-REPEATS, THREADS = 5, 2
+REPEATS, THREADS = 3, 2
 
 
 def seconds(call: Callable[[], Any]) -> float:
