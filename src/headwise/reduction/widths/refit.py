@@ -24,6 +24,7 @@ from headwise.linalg.attention import Attention
 from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
+from headwise.reduction.absorbed.change import Absorbed
 from headwise.reduction.mlp.refit import behind_mlp, fit_down
 from headwise.reduction.sharing.change import Sharing
 from headwise.reduction.widths.apply import keep_heads, kept_heads
@@ -36,6 +37,7 @@ QUERIES = 1024  # rows of attention that queries are fitted to, spread over all 
 HESSIANS = 1 << 28  # numbers in the Hessians of all rows, at most: of wide heads there are fewer rows
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
+Cut = Widths | Sharing | Absorbed
 Piece = Literal["queries", "temperature", "outputs", "downs"]
 
 
@@ -45,7 +47,7 @@ class _Pair:
 
     site: Site
     layer: LayerShape
-    cut: Widths | Sharing | None
+    cut: Cut | None
     own: Site
     own_layer: LayerShape
 
@@ -62,16 +64,19 @@ def refit_model(
 
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are fitted in layers that are
     narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
-    norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went. An
-    encoder is fitted before its decoder, self attention before
-    cross attention.
+    norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went or
+    blocks became one. An encoder is fitted before its decoder, self attention before cross attention.
     """
     sites, shape = sites_of(model), shape_of(model)
-    new = iter(zip(sites_of(reduced), shape_of(reduced).layers, strict=True))
-    pairs = {
-        site.path: None if after is None else _Pair(site, layer, _only_cut(changes), *next(new))
-        for site, layer, changes, after in zip(sites, shape.layers, plan.layers, plan.after(shape), strict=True)
-    }
+    new = zip(sites_of(reduced), shape_of(reduced).layers, strict=True)
+    pairs: dict[str, _Pair] = {}
+    joined: dict[str, list[_Pair]] = {}
+    for run, (own, own_layer) in zip(plan.made_of(), new, strict=True):
+        cuts = [_only_cut(plan.layers[number]) if len(run) == 1 else None for number in run]
+        members = [_Pair(sites[n], shape.layers[n], cut, own, own_layer) for n, cut in zip(run, cuts, strict=True)]
+        pairs |= {pair.site.path: pair for pair in members}
+        if len(run) > 1:
+            joined |= {pair.site.block_path: [] if place else members for place, pair in enumerate(members)}
     blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site in sites))
     everything = [*batches, *_beginnings(model, batches)]
     done = 0
@@ -83,15 +88,26 @@ def refit_model(
             fitter = _Fitter(dense, own, len(batches), pieces, seen)
             for path in (path for stacked, path in blocks if stacked == stack):
                 progress(done, len(blocks), "refitting")
-                fitter.fit_block([pairs[site.path] for site in sites if site.block_path == path])
+                if path not in joined:
+                    own_pairs = [pairs.get(site.path) for site in sites if site.block_path == path]
+                    fitter.fit_block([pair for pair in own_pairs if pair is not None])
+                elif joined[path]:
+                    fitter.fit_joined(joined[path])
                 done += 1
     progress(done, len(blocks), "refitting")
 
 
-def _only_cut(changes: Changes) -> Widths | Sharing | None:
+def _only_cut(changes: Changes) -> Cut | None:
     own = [change for change in changes if change.acts_on == "attention"]
     change = own[0] if len(own) == 1 else None
-    return change if isinstance(change, Widths | Sharing) else None
+    return change if isinstance(change, Cut) else None
+
+
+def _keeps_keys(cut: Cut, layer: LayerShape) -> bool:
+    """Whether queries meet the keys that they met before."""
+    if isinstance(cut, Absorbed):
+        return cut == Absorbed.whole(layer, cut.joined)
+    return cut.qk_dim == layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1)
 
 
 class _Fitter:
@@ -105,10 +121,9 @@ class _Fitter:
         self.i = self.j = 0
         self.tokens = sum(len(x) * x.shape[1] for x in dense.hidden[:measured])
 
-    def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
-        """Fit all attentions of the next block, one after the other, and run on behind it."""
+    def fit_block(self, kept: Sequence[_Pair]) -> None:
+        """Fit all attentions of the next block, one after the other, and run on behind it; none: it was dropped."""
         numbers = range(len(self.dense.hidden))
-        kept = [pair for pair in pairs if pair is not None]
         before, after = list(self.dense.hidden), []  # the stream in front of each attention of the dense model
         for place, pair in enumerate(kept):
             asks = self._queries(pair)
@@ -134,6 +149,23 @@ class _Fitter:
         self.dense.hidden = after or [self.dense.run(self.i, n) for n in numbers]
         self.i += 1
 
+    def fit_joined(self, pairs: Sequence[_Pair]) -> None:
+        """Fit the one block made of the next blocks to what all their attentions add, and then to what comes out."""
+        own, numbers = pairs[0], range(len(self.dense.hidden))
+        wanted = list(self.dense.hidden)
+        for pair in pairs:
+            both = [self.dense.run_watched(pair.site.out, self.i, n) for n in numbers]
+            self.dense.hidden = [out for out, _ in both]
+            wanted = [stream + attended for stream, (_, attended) in zip(wanted, both, strict=True)]
+            self.i += 1
+        self.seen.clear()
+        if not own.own.removed and "outputs" in self.pieces:
+            _fit_outputs(self.own, own.own, own.own_layer, self.j, wanted, [])
+        if "downs" in self.pieces and (mlp := mlp_of(own.own)) is not None:
+            fit_down(self.own, mlp, self.j, self.dense.hidden)
+        self.own.hidden = [self.own.run(self.j, n) for n in numbers]
+        self.j += 1
+
     def _fit_down(self, kept: Sequence[_Pair], after: Sequence[Tensor]) -> None:
         for pair in kept:
             dense, own = mlp_of(pair.site), mlp_of(pair.own)
@@ -146,7 +178,7 @@ class _Fitter:
 
     def _queries(self, pair: _Pair) -> _Queries | None:
         cut = pair.cut
-        if cut is None or cut.qk_dim == pair.layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1):
+        if cut is None or _keeps_keys(cut, pair.layer):
             return None
         if pair.site.family.norms or not set(self.pieces) & {"queries", "temperature"}:
             return None
@@ -170,7 +202,7 @@ class _Queries:
     """The queries of one layer, on their way to being fitted."""
 
     def __init__(
-        self, site: Site, layer: LayerShape, change: Widths | Sharing, new: Site, new_layer: LayerShape, tokens: int
+        self, site: Site, layer: LayerShape, change: Cut, new: Site, new_layer: LayerShape, tokens: int
     ) -> None:
         self.site, self.new = site, new
         dense, self.heads = read_attention(site, layer.rotary), torch.arange(layer.heads)
