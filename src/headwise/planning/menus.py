@@ -22,8 +22,8 @@ class MenuRequest:
     """What options are asked for: a profile, the ``costs`` of a layer, a step for widths, layers to leave alone.
 
     ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
-    the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or
-    "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
+    the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "whole", "int8",
+    "int4" or "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
     """
 
     profile: Profile
