@@ -39,7 +39,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -268,22 +268,32 @@ def _projections(site: Any) -> list[torch.nn.Module]:
 
 
 class Text:
-    """Windows that are measured on, and the dense model's loss on each."""
+    """Windows that are measured on, with what the dense model gives its head for each, and its losses."""
 
+    @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, windows_WT: Tensor) -> None:
         self.model, self.windows_WT = model, windows_WT
-        self.losses_W, _ = self.scores(model)
+        self.hidden = list(self._hidden(model))
+        self.losses_W, _ = self._compare(model, self.hidden)
 
     @torch.inference_mode()
     def scores(self, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
         """Mean loss of each window, and its mean KL from the dense model."""
-        losses, divergence = [], []
+        return self._compare(model, self._hidden(model))
+
+    def _hidden(self, model: PreTrainedModel) -> Iterable[Tensor]:
         for some_WT in self.windows_WT.split(max(1, TOKENS_AT_ONCE // self.windows_WT.shape[1])):
-            logits, dense = (each(some_WT, use_cache=False).logits[:, :-1] for each in (model, self.model))
-            labels = some_WT[:, 1:]
-            losses.append(cross_entropy(logits.mT, labels, reduction="none").double().mean(1))
-            divergence.append(divergences(dense.flatten(0, 1), logits.flatten(0, 1)).view_as(labels).double().mean(1))
-        return torch.cat(losses), torch.cat(divergence)
+            yield from model.base_model(some_WT, use_cache=False).last_hidden_state[:, :-1]
+
+    def _compare(self, model: PreTrainedModel, hidden: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        head, dense_head = (each.get_output_embeddings() for each in (model, self.model))
+        rows = []
+        for own, dense, labels in zip(hidden, self.hidden, self.windows_WT[:, 1:], strict=True):
+            logits = head(own)
+            nats = divergences(dense_head(dense), logits)
+            rows.append(torch.stack((cross_entropy(logits, labels).double(), nats.double().mean())))
+        losses_W, divergence_W = torch.stack(rows).unbind(1)
+        return losses_W, divergence_W
 
     def measured(self, model: PreTrainedModel, dense_shape: ModelShape) -> dict[str, Any]:
         """What a row says of a reduced model."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 STEPS = 10  # of conjugate gradients
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the mean weight of a coordinate
+LIKELY = 1  # of them is tried first
 Turn = Callable[[Tensor], Tensor]
 
 
@@ -105,14 +106,26 @@ class OutputFit:
         one, other = self._halves
         both = (one[0] + other[0], one[1] + other[1])
         root = _scale(both[0])
-        errors = [
-            sum(_error(seen, correction) for seen, correction in ((other, first), (one, second)))
-            for first, second in zip(_path(one, root), _path(other, root), strict=True)
-        ]
-        best = min(range(len(errors)), key=lambda place: float(errors[place]))
-        if not errors[best] < 0:
-            return torch.zeros_like(both[1])
-        return list(_path(both, root))[best]
+
+        def crossed(place: int) -> float:
+            """The error under a penalty: fitted to each half, measured on the other."""
+            fits = ((other, one), (one, other))
+            return sum(_error(seen, _ridge(fitted, root, PENALTIES[place])).item() for seen, fitted in fits)
+
+        best, error = _lowest(crossed, len(PENALTIES), LIKELY)
+        return _ridge(both, root, PENALTIES[best]) if error < 0 else torch.zeros_like(both[1])
+
+
+def _lowest(error: Callable[[int], float], count: int, start: int) -> tuple[int, float]:
+    """The place of the lowest of ``count`` errors, and it, downhill from ``start``: they fall, then they rise."""
+    best, lowest = start, error(start)
+    for step in (-1, 1):
+        place = best + step
+        while 0 <= place < count and (value := error(place)) < lowest:
+            best, lowest, place = place, value, place + step
+        if best != start:
+            break
+    return best, lowest
 
 
 def _scale(gram_CC: Tensor) -> Tensor:
@@ -121,14 +134,17 @@ def _scale(gram_CC: Tensor) -> Tensor:
     return weight.clamp(min=tiny).sqrt()
 
 
-def _path(sums: tuple[Tensor, Tensor], root_C: Tensor) -> Generator[Tensor, None, None]:
-    """The corrections under all `PENALTIES`; these are relative to the weight of the coordinates in these sums."""
+def _ridge(sums: tuple[Tensor, Tensor], root_C: Tensor, penalty: float) -> Tensor:
+    """The correction under a penalty, which is relative to the mean weight of the coordinates in these sums.
+
+    By Cholesky: with so much on its diagonal a Gram matrix is well conditioned, and the few penalties that are tried
+    cost less than one decomposition that would serve all.
+    """
     gram_CC, cross_CD = sums
     scaled = gram_CC / root_C / root_C[:, None]
-    values, vectors = torch.linalg.eigh(scaled)
-    turned, mean = vectors.mT @ (cross_CD / root_C[:, None]), scaled.diagonal().mean()
-    for penalty in PENALTIES:
-        yield vectors @ (turned / (values.clamp(min=0) + penalty * mean)[:, None]) / root_C[:, None]
+    mean = scaled.diagonal().mean().clamp(min=torch.finfo(scaled.dtype).eps)
+    scaled.diagonal().add_(penalty * mean)
+    return torch.cholesky_solve(cross_CD / root_C[:, None], torch.linalg.cholesky(scaled)) / root_C[:, None]
 
 
 def _error(sums: tuple[Tensor, Tensor], correction_CD: Tensor) -> Tensor:
