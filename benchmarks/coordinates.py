@@ -54,6 +54,8 @@ HEALED = {
     "headwise-healed-briefly": hw.HealConfig(tokens=100_000, stage="global", evaluations=4),
 }
 
+Planner = Callable[[Profile, int], hw.Plan]  # for a context
+
 
 @dataclass(frozen=True)
 class Coordinates:
@@ -230,38 +232,48 @@ def uniform(bits: int) -> Callable[[PreTrainedModel, Any], Coordinates]:
 
 
 def numbers(share: float, *, joint: bool) -> Callable[[PreTrainedModel, Any], Coordinates]:
-    """As `packed`, but with 8 bits for the ``share`` of all coordinates felt most, and none for others.
-
-    ``joint``: of latents of keys and values; else of keys and of values by themselves.
-    """
-    names = ("kv_bit_damage",) if joint else ("k_bit_damage", "v_bit_damage")
+    """As `packed`, but with the cache of `numbers_plan`."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
         profile = profile_of(calibration.source, calibration.text, False, calibration.work)
-        felt = sorted(loss for layer in profile.layers for name in names for row in layer.values[name] for loss in row)
-        least = felt[round((1 - share) * len(felt))]
-        layers = []
-        for layer in profile.layers:
-            rows = (tuple("".join("08"[loss >= least] for loss in row) for row in layer.values[name]) for name in names)
-            layers.append(Latent(*rows) if joint else Bits(*rows))
-        reduced = reduce_model(model, hw.Plan.make(profile.shape, layers), profile.tensors)
+        reduced = reduce_model(model, numbers_plan(profile, share, joint=joint), profile.tensors)
         return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
 
     return build
 
 
-def compressed(model: PreTrainedModel, profile: Profile, share: float, context: int, cache: str) -> PreTrainedModel:
-    """``model`` with a packed cache that takes ``share`` of the bytes at ``context`` tokens."""
-    return hw.compress(model, plan_for(profile, Budget("keep_kv", share, context), cache=cache), profile)
+def numbers_plan(profile: Profile, share: float, *, joint: bool) -> hw.Plan:
+    """8 bits for the ``share`` of all coordinates felt most, and none for others.
+
+    ``joint``: of latents of keys and values; else of keys and of values by themselves.
+    """
+    names = ("kv_bit_damage",) if joint else ("k_bit_damage", "v_bit_damage")
+    felt = sorted(loss for layer in profile.layers for name in names for row in layer.values[name] for loss in row)
+    least = felt[round((1 - share) * len(felt))]
+    layers = []
+    for layer in profile.layers:
+        rows = (tuple("".join("08"[loss >= least] for loss in row) for row in layer.values[name]) for name in names)
+        layers.append(Latent(*rows) if joint else Bits(*rows))
+    return hw.Plan.make(profile.shape, layers)
 
 
-def healed(share: float, config: hw.HealConfig, cache: str = "mixed") -> Callable[[PreTrainedModel, Any], Coordinates]:
+def joint_numbers(share: float) -> Planner:
+    """Plans of joint latents that keep this share of the numbers: see `numbers_plan`."""
+    return lambda profile, _: numbers_plan(profile, share, joint=True)
+
+
+def shared_out(share: float, cache: str = "mixed") -> Planner:
+    """Plans of packed caches that take ``share`` of the bytes."""
+    return lambda profile, context: plan_for(profile, Budget("keep_kv", share, context), cache=cache)
+
+
+def healed(planner: Planner, config: hw.HealConfig = HEALED["headwise-healed"]) -> Callable[..., Coordinates]:
     """From the dense model, a calibration text and one to heal on to its packed form, healed."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
         tokenizer = open_tokenizer(calibration.source)
         profile = profile_of(calibration.source, calibration.text, False, calibration.work)
-        small = compressed(model, profile, share, calibration.context, cache)
+        small = hw.compress(model, planner(profile, calibration.context), profile)
         own = replace(config, context=calibration.context)
         small = hw.heal(small, teacher=model, tokenizer=tokenizer, text=calibration.healing, config=own)
         return Coordinates(small, codes_of(small), lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
@@ -274,8 +286,9 @@ OURS = {
     **{f"headwise-latent@{share}": packed(share, cache="latent") for share in SHARES},
     **{f"headwise-own-basis@{share}": packed(share, own_basis=True) for share in ABLATED},
     **{f"headwise-no-importance@{share}": packed(share, importance=False) for share in ABLATED},
-    **{f"{name}@{share}": healed(share, config) for name, config in HEALED.items() for share in SHARES},
-    **{f"headwise-latent-healed@{share}": healed(share, HEALED["headwise-healed"], "latent") for share in SHARES},
+    **{f"{name}@{share}": healed(shared_out(share), config) for name, config in HEALED.items() for share in SHARES},
+    **{f"headwise-latent-healed@{share}": healed(shared_out(share, "latent")) for share in SHARES},
+    **{f"headwise-latent-numbers-healed@{share}": healed(joint_numbers(share)) for share in NUMBERS},
     **{f"headwise-grouped@{share}": grouped(share) for share in ABLATED},
     **{f"headwise-uniform-{bits}": uniform(bits) for bits in (4, 3, 2)},
     **{f"headwise-numbers@{share}": numbers(share, joint=False) for share in NUMBERS},
@@ -295,7 +308,7 @@ def main() -> None:
     args = parser.parse_args()
     source = str(demo_model()) if args.model == "smollm2" else args.model
     profile = profile_of(source, args.calibration, False, args.work)
-    small = compressed(open_model(source).float(), profile, args.share, WINDOW, args.cache)
+    small = hw.compress(open_model(source).float(), shared_out(args.share, args.cache)(profile, WINDOW), profile)
     hw.save(small, args.output, tokenizer=open_tokenizer(source))
 
 

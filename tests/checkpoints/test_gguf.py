@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headwise.checkpoints.gguf import convert_gguf
+from headwise.checkpoints.gguf.read import convert_gguf
 from headwise.records import InputError
 from headwise.steps import demo
 from tests.tiny import tiny

@@ -130,7 +130,7 @@ def test_short_notation_and_changes_are_one_plan():
         "",
         "heads 8 > 2, kv heads 4 > 1",
     )
-    assert Plan.make(shape, spelt).dropped() == (False, False, True, False, False)
+    assert Plan.make(shape, spelt).made_of() == ((0,), (1,), (3,), (4,))
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,22 @@ from headwise.files.errors import InputError
 from headwise.records import Plan
 from headwise.records.budget import Budget
 from headwise.reduction.build import build_reduced
+from headwise.reduction.flatten.change import Flatten
 from headwise.reduction.mlp.change import Channels
 from headwise.reduction.plans import plan_for
 from headwise.reduction.removal.change import Removal
 from headwise.runtime.modeling_headwise import ReducedModel
 from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
-from headwise.tracing.substitution import TOKENS, left_out, some_tokens
+from headwise.tracing.substitution import TOKENS, some_tokens, substituted
 from tests.calls import inspect
 from tests.tiny import REDUCIBLE, tiny
 from tests.tokens import save_tokenizer
 
 DROPPED = Removal("block")
 STACKED = tuple(name for name in REDUCIBLE if name != "whisper")
+FLATTENED = tuple(name for name in STACKED if name not in ("gemma2", "gemma3_text", "bert", "roberta", "distilbert"))
+PART = {Channels(0): "mlp", DROPPED: "block", Flatten(): "flattened"}
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -30,9 +33,11 @@ def test_what_is_left_out_costs_what_the_model_without_it_measures(name):
     model = tiny(name)
     shape, batches = shape_of(model), [example_inputs(model, 12, seed) for seed in range(2)]
     count = 1 if "input_ids" not in batches[0] else 2
-    losses = left_out(model, batches)
-    for number, (mlp, block) in enumerate(losses):
-        for change, loss in ((Channels(0), mlp), (DROPPED, block)):
+    losses = substituted(model, batches)
+    for number, measured in enumerate(losses):
+        assert ("flattened" in measured) == (name in FLATTENED and number < len(shape.layers) - 1)
+        for change in filter(lambda change: PART[change] in measured, PART):
+            loss = measured[PART[change]]
             plan = Plan.make(shape, [(change,) if i == number else () for i in range(len(shape.layers))])
             reduced = build_reduced(model, plan)
             distance = measure_distance(model, reduced, [Batch(batch, 0, ()) for batch in batches[:count]])
@@ -52,7 +57,7 @@ def test_fewer_layers_are_a_stock_model(tmp_path):
     inspect(str(tmp_path / "model"), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32))
     profile, model = Profile.load(tmp_path / "run"), tiny("llama", attention_bias=False)
     losses = [layer.values["left_out"][1] for layer in profile.layers]
-    plan = plan_for(profile, Budget("layers", 2))
+    plan = plan_for(profile, Budget("layers", 2), uniform=True)
     least = min(range(3), key=losses.__getitem__)
     assert plan.layers == tuple((DROPPED,) if i == least else () for i in range(3))
     assert plan.predicted["loss_increase"] == losses[least]

@@ -405,3 +405,39 @@ def test_wrong_calls_get_one_sentence_and_exit_code_2(case, folder, tmp_path, mo
     assert sentence in err
     assert err.startswith("headwise: ") and err.count("\n") == 1, err
     assert (folder / "text.txt").read_text() == TEXT
+
+
+def test_errors_tail_and_agreement_of_predictions_against_direct_computation(folder):
+    dense, student = run(folder, "dense", "student", context=48).models
+    rows = windows(folder, 48, 160)
+    with torch.no_grad():
+        logs = [log_softmax(open_model(str(folder / name))(rows).logits.double(), -1) for name in ("dense", "student")]
+    kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    nats = [-log[:, :-1].gather(-1, rows[:, 1:, None])[..., 0] for log in logs]
+    increase = (nats[1] - nats[0]).mean(1)
+    for error, by_window in ((student.kl_error, kl.mean(1)), (student.loss_increase_error, increase)):
+        assert error == pytest.approx(by_window.std().item() / 3**0.5, rel=1e-4)
+    assert dense.loss_error == pytest.approx(nats[0].mean(1).std().item() / 3**0.5, rel=1e-4)
+    assert student.loss_increase == pytest.approx(increase.mean().item(), abs=1e-6)
+    assert student.loss_increase == pytest.approx(student.loss - dense.loss, abs=1e-5)
+    assert student.kl_p99 == pytest.approx(kl.flatten().sort().values[142].item(), rel=1e-4)  # of 144: 99 % are no more
+    assert student.same_top == pytest.approx((logs[0].argmax(-1) == logs[1].argmax(-1)).double().mean().item())
+    assert dense.kl_error is dense.kl_p99 is dense.same_top is dense.loss_increase is None
+
+
+def test_loss_by_position(tmp_path):
+    model = tiny("llama")
+    save(model, tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(TEXT)
+    save(reduced(model), tmp_path / "student")
+    names = [str(tmp_path / name) for name in ("dense", "student")]
+    dense, student = evaluate(names, texts=[str(tmp_path / "text.txt")], context=96, tokens=288, speed=False).models
+    assert [(part.name, part.last, part.tokens) for part in dense.parts] == [
+        ("tokens 1 to 64", 64, 3 * 64),
+        ("tokens 65 to 256", 256, 3 * 31),
+    ]
+    for one, other in zip(dense.parts, student.parts, strict=True):
+        assert other.loss_increase == pytest.approx(other.loss - one.loss, abs=1e-5)
+        assert other.kl > 0 and other.kl_error > 0 and one.loss_error > 0
+    weights = [part.tokens for part in dense.parts]
+    assert dense.loss == pytest.approx(np.average([part.loss for part in dense.parts], weights=weights), abs=1e-5)

@@ -23,6 +23,10 @@ from headwise.records.shape import DIMS, ModelShape
 from headwise.runtime import modeling_headwise, reopen
 
 SCORES = "## Scores"
+LISTED = (
+    " It lists its RoPE frequencies, which llama.cpp's own converter leaves out: its files talk nonsense. Make GGUF "
+    "files with `headwise export`."
+)
 
 
 def card(model: PreTrainedModel, plan: Plan, source: str, command: str, facts: Mapping[str, Any]) -> str:
@@ -44,6 +48,8 @@ def card(model: PreTrainedModel, plan: Plan, source: str, command: str, facts: M
             "Its layers differ in shape, so it brings its own modelling file; with `import headwise` no "
             "`trust_remote_code` is needed."
         )
+    if getattr(model.config, "rope_parameters", None) and model.config.rope_parameters.get("rope_type") == "longrope":
+        note += LISTED
     if reduced:
         title = f"{Path(source).name or 'model'}, reduced"
         origin = f"Made from a {plan.family} model with {len(plan.before)} attention layers"
@@ -80,17 +86,15 @@ Checked when saved: reopened in a fresh process, largest difference of outputs {
 
 
 def _layer_table(shape: ModelShape, plan: Plan) -> str:
-    """The layers of the saved model and, where it was reduced, what was done to each; dropped blocks have no number."""
-    if plan.dropped().count(False) != len(shape.layers):
-        raise InputError(f"The model has {len(shape.layers)} layers, its plan leaves {plan.dropped().count(False)}.")
-    layers = iter(enumerate(shape.layers))
+    """The layers of the saved model and what was done to those of the original; blocks that are gone have no number."""
+    numbers = {run[0]: index for index, run in enumerate(plan.made_of())}
+    if len(numbers) != len(shape.layers):
+        raise InputError(f"The model has {len(shape.layers)} layers, its plan leaves {len(numbers)}.")
     rows = []
-    for phrase, dropped in zip(plan.describe(), plan.dropped(), strict=True):
-        index, cells = "-", ("-",) * len(DIMS)
-        if not dropped:
-            index, layer = next(layers)
-            cells = layer.dims
-        rows.append([index, *cells, phrase or "-"])
+    for original, phrase in enumerate(plan.describe()):
+        index = numbers.get(original)
+        cells = ("-",) * len(DIMS) if index is None else shape.layers[index].dims
+        rows.append(["-" if index is None else index, *cells, phrase or "-"])
     head = ["layer", "heads", "key/value heads", "query/key width", "value width", "change"]
     columns = len(head) if plan.blueprint is None else len(head) - 1
     lines = [head, ["---"] * len(head), *rows]

@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from headwise import __version__
-from headwise.cli import compare, compress, cost, demo, design, evaluate, heal, inspect, papers, plan, run, train
+from headwise.cli import (
+    compare,
+    compress,
+    cost,
+    demo,
+    design,
+    evaluate,
+    export,
+    heal,
+    inspect,
+    papers,
+    plan,
+    run,
+    train,
+)
 from headwise.cli.old_names import renamed
 from headwise.cli.options import command
 from headwise.cli.progress import as_flags, notes
@@ -24,7 +38,7 @@ app = typer.Typer(
     help="How many attention heads, how wide and how deep a Transformer needs to be, and that model.",
     epilog="Example: headwise cost HuggingFaceTB/SmolLM2-135M --context 8k",
 )
-for module in (cost, inspect, plan, compress, heal, evaluate, run, design, train, compare, demo):
+for module in (cost, inspect, plan, compress, heal, evaluate, export, run, design, train, compare, demo):
     name = module.__name__.rpartition(".")[2]
     app.command(name, context_settings=SETTINGS)(command(getattr(module, name)))
 app.add_typer(papers.app, name="papers", context_settings=SETTINGS)

@@ -71,10 +71,13 @@ def tokenise(tokenizer: Any, text: Text, most: int, source: str) -> Tokens:
     """``text`` in the tokens of the model at ``source``; of a long one about ``most``, from all over it."""
     if not has_chat(tokenizer):
         text = text.plain()
-    before, after = _around(tokenizer)
+    before, after = special_around(tokenizer)
     if text.kind == "chat":
-        rendered = _rendered(tokenizer, text)
-        rows, before, after = _encode(tokenizer, rendered), [], []  # the template has its own special tokens
+        rows, before, after = (
+            _encode(tokenizer, rendered(tokenizer, text)),
+            [],
+            [],
+        )  # the template has its own special tokens
     elif text.apart:
         rows = _encode(tokenizer, text.passages)
     else:
@@ -132,7 +135,7 @@ def _framed(tokens: Tokens, ids: list[int]) -> Window:
     return tokens.before + ids + tokens.after
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens the model wants before and after a sequence."""
     plain, full = encode(tokenizer, "word"), encode(tokenizer, "word", special=True)
     start = next((i for i in range(len(full)) if plain and full[i : i + len(plain)] == plain), None)
@@ -143,9 +146,13 @@ def _encode(tokenizer: Any, passages: Sequence[str]) -> list[list[int]]:
     return [encode(tokenizer, passage) for passage in passages]
 
 
-def _rendered(tokenizer: Any, text: Text) -> list[str]:
+def rendered(tokenizer: Any, text: Text, *, opening: bool = False) -> list[str]:
+    """Dialogues in the chat template of the tokenizer; with ``opening`` up to where the model's next turn begins."""
     try:
-        return [tokenizer.apply_chat_template(list(dialogue), tokenize=False) for dialogue in text.dialogues]
+        return [
+            tokenizer.apply_chat_template(list(dialogue), tokenize=False, add_generation_prompt=opening)
+            for dialogue in text.dialogues
+        ]
     except Exception as error:  # templates are foreign input, and raise what they like
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"The chat template of the model does not take {text.name}: {reason}") from error

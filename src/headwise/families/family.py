@@ -40,8 +40,9 @@ class Stack:
 
     ``norms`` feed (or follow) this attention alone and are removed with it; where a config flag decides that,
     ``norms_if`` names it. ``norm_behind`` says that one stands between the output projection and the
-    residual stream. ``cache`` is "tokens" for decoders, "source" for cross attention, "none" for encoders.
-    ``mlp`` is the MLP behind this attention (None: there is none, or it is left alone).
+    residual stream; ``common_norm`` is one that feeds this attention and the MLP alike. ``cache`` is "tokens" for
+    decoders, "source" for cross attention, "none" for encoders. ``mlp`` is the MLP behind this attention (None: there
+    is none, or it is left alone).
     """
 
     blocks: str
@@ -50,6 +51,7 @@ class Stack:
     norms: tuple[str, ...] = ()
     norms_if: str | None = None
     norm_behind: bool = False
+    common_norm: str | None = None
     cache: Cache = "tokens"
     mlp: Mlp | None = None
 

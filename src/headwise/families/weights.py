@@ -6,7 +6,7 @@ Shape letters as in `headwise.linalg`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,12 +89,23 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
     fill(site.out, weights.w_o_HVD.flatten(0, 1).T, weights.b_o_D)
     for name, norm in zip(family.norms, (weights.norm_q, weights.norm_k), strict=False):
         if norm is not None:
-            _put(getattr(module, name), "weight", norm)
+            put(getattr(module, name), "weight", norm)
     listed = getattr(module, "rope_pairs", None)
     if weights.rope_pairs_GP is not None:
         module.rope_pairs = weights.rope_pairs_GP.clone()
     elif listed is not None:
         module.rope_pairs = torch.arange(listed.shape[1], device=weights.w_k_GKD.device).expand(listed.shape).clone()
+
+
+def rescaled(weights: AttentionWeights, scale: float) -> AttentionWeights:
+    """The same logits under another ``scale``: the ratio moves into the queries, or into their norm."""
+    ratio = weights.scale / scale
+    if ratio == 1.0:
+        return weights
+    if weights.norm_q is not None:
+        return replace(weights, norm_q=weights.norm_q * ratio, scale=scale)
+    bias = None if weights.b_q_HK is None else weights.b_q_HK * ratio
+    return replace(weights, w_q_HKD=weights.w_q_HKD * ratio, b_q_HK=bias, scale=scale)
 
 
 def balanced(weights: AttentionWeights) -> AttentionWeights:
@@ -117,13 +128,20 @@ def balanced(weights: AttentionWeights) -> AttentionWeights:
     )
 
 
+def attention_projections(site: Site) -> list[Any]:
+    """The modules that make queries, keys and values."""
+    family = site.family
+    names = [family.fused] if family.fused and not site.reduced else [family.q, family.k, family.v]
+    return [getattr(site.module, name) for name in names]
+
+
 def _projections(site: Site, K: int) -> tuple[list[Tensor], list[Tensor | None]]:
     """Weights (out, in) and biases of q, k and v, taken out of a fused matrix where there is one."""
-    family, module = site.family, site.module
-    if not family.fused or site.reduced:
-        linears = [getattr(module, name) for name in (family.q, family.k, family.v)]
+    family = site.family
+    linears = attention_projections(site)
+    if len(linears) > 1:
         return [matrix(linear) for linear in linears], [linear.bias for linear in linears]
-    fused = getattr(module, family.fused)
+    (fused,) = linears
     weight, bias = matrix(fused), cast(Tensor | None, fused.bias)
     H = matrix(site.out).shape[1] // K
     if family.fused_by == "heads":
@@ -147,12 +165,12 @@ def _fuse(parts: list[tuple[Tensor, Tensor | None]], by: str) -> tuple[Tensor, T
 
 def fill(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     """Copy an (out, in) matrix and a bias into a projection, whichever way it stores them."""
-    _put(module, "weight", weight.T if is_transposed(module) else weight)
+    put(module, "weight", weight.T if is_transposed(module) else weight)
     if bias is not None:
-        _put(module, "bias", bias)
+        put(module, "bias", bias)
 
 
-def _put(module: nn.Module, name: str, value: Tensor) -> None:
+def put(module: nn.Module, name: str, value: Tensor) -> None:
     """Give ``module`` its own copy of ``value``; works for modules on the meta device as well."""
     old = cast(nn.Parameter, getattr(module, name))
     if old.shape != value.shape:

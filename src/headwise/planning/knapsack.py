@@ -22,14 +22,15 @@ LEAST_GAIN = 1e-12  # below it, rounding could exchange the same two options for
 class Option:
     """What a part of a layer may become: what that costs and the loss increase it is predicted to bring.
 
-    ``changes`` gives the changes it stands for, and is asked only of options that are taken. ``also`` are costs that
-    are limited at the same time as ``cost``.
+    ``changes`` gives the changes it stands for, and is asked only of options that are taken; ``behind`` those of blocks
+    behind that are joined to that of the layer. ``also`` are costs that are limited at the same time as ``cost``.
     """
 
     cost: int
     loss: float
     changes: Callable[[], tuple[Change, ...]] = tuple
     also: tuple[int, ...] = ()
+    behind: tuple[Callable[[], tuple[Change, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

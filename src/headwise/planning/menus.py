@@ -40,11 +40,18 @@ class MenuRequest:
                 yield number, layer
 
     def option(
-        self, after: LayerShape | None, loss: float, changes: Callable[[], tuple[Change, ...]] = tuple
+        self,
+        after: LayerShape | None,
+        loss: float,
+        changes: Callable[[], tuple[Change, ...]] = tuple,
+        *behind: Callable[[], tuple[Change, ...]],
     ) -> Option:
-        """The option of a layer to become ``after`` by ``changes``, at such a predicted loss increase."""
+        """The option of a layer to become ``after`` by ``changes``, at such a predicted loss increase.
+
+        ``behind`` gives the changes of blocks behind that are joined to it.
+        """
         cost, *also = (cost(after) for cost in self.costs)
-        return Option(cost, loss, changes, tuple(also))
+        return Option(cost, loss, changes, tuple(also), behind)
 
     def saves(self, before: LayerShape | None, after: LayerShape | None) -> bool:
         """Whether ``after`` costs less than ``before`` of anything."""
@@ -61,6 +68,11 @@ def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], 
     Options of several ``sources`` for one part compete in one menu; of equals the one named first is taken. With one
     cost a menu is a `frontier`.
     """
+    return worthwhile(request, every_option(request, sources))
+
+
+def every_option(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], Iterable[MenuItem]]]) -> Menus:
+    """The menus of all layers with all options of all ``sources``, first the one to change nothing."""
     layers = request.profile.shape.layers
     menus: Menus = {(number, ATTENTION): [request.option(layer, 0.0)] for number, layer in enumerate(layers)}
     for source in sources:
@@ -68,6 +80,11 @@ def build_menus(request: MenuRequest, sources: Iterable[Callable[[MenuRequest], 
             if part not in menus:
                 menus[part] = [request.option(layers[part[0]], 0.0)]
             menus[part].append(option)
+    return menus
+
+
+def worthwhile(request: MenuRequest, menus: Menus) -> Menus:
+    """``menus`` in order, without options that save nothing, where there is but one thing to save."""
     if len(request.costs) > 1:
         return {part: menus[part] for part in sorted(menus)}
     saving = {part: [option for option in menu if option.cost <= menu[0].cost] for part, menu in menus.items()}

@@ -18,16 +18,20 @@ from headwise.records.profile import Profile
 CONFLICTING = "No plan was found that keeps all of these budgets at once with {}, though each of them can be."
 
 
-def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tuple[Changes, ...]:
+def allocate(
+    profile: Profile, budget: Budget, menus: Menus, terms: str, decided: Sequence[Changes] = ()
+) -> tuple[Changes, ...]:
     """The changes of each layer that keep to ``budget`` at the least predicted loss, one option of each menu.
 
-    ``terms`` say in an error what the options had to keep to.
+    ``terms`` say in an error what the options had to keep to. Changes that are ``decided`` stand already; ``menus`` are
+    those of the model that they make.
     """
     shape, options = profile.shape, list(menus.values())
+    now = shape.planned(Plan.make(shape, decided)) if decided else shape
     fixed, limits, left = [], [], False
     for place, each in enumerate(budget.each()):
         costs = [[_costs(option)[place] for option in menu] for menu in options]
-        limit, full = each.limit(shape), each.measure(shape)
+        limit, full = each.limit(shape), each.measure(now)
         left |= full > limit
         fixed.append(full - sum(menu[0] for menu in costs))
         if (feasible := sum(map(min, costs)) + fixed[-1]) > limit and not _nothing_in(options):
@@ -38,9 +42,10 @@ def allocate(profile: Profile, budget: Budget, menus: Menus, terms: str) -> tupl
     chosen = choose(options, limits[0]) if len(limits) == 1 else choose_within(options, limits)
     if chosen is None:
         raise BudgetError(CONFLICTING.format(terms))
-    changes: list[list[Any]] = [[] for _ in shape.layers]
+    changes: list[list[Any]] = [list(each) for each in decided or [()] * len(shape.layers)]
     for (layer, _), option in zip(menus, chosen, strict=True):
-        changes[layer] += option.changes()
+        for place, own in enumerate((option.changes, *option.behind)):
+            changes[layer + place] += own()
     return tuple(in_order(each) for each in changes)
 
 
@@ -84,7 +89,7 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
     costs = [cost_of(each, budget.tokens(shape), budget.batch, budget.dtype) for each in (shape, after)]
     loss = sum(losses)
     rounded = any(layer.packed is not None for layer in after.layers)
-    checks = [] if budget.kind == "layers" else checks_of(profile, rounded)  # none of them drops a block
+    checks = [] if budget.depth else checks_of(profile, rounded)  # none of them drops a block
     predicted = {
         "loss_increase": loss,
         "by_layer": list(losses),

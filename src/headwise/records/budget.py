@@ -88,6 +88,17 @@ class Budget:
             yield from budget.each()
 
     @property
+    def depth(self) -> Budget | None:
+        """The budget that says how many layers may stay; None where none does."""
+        return next((budget for budget in self.each() if budget.kind == "layers"), None)
+
+    @property
+    def beside_depth(self) -> Budget | None:
+        """The budgets that do not count layers; None where there are none."""
+        others = [budget for budget in self.each() if budget.kind != "layers"]
+        return replace(others[0], also=tuple(others[1:])) if others else None
+
+    @property
     def timed(self) -> bool:
         """Whether decode time is limited."""
         return any(budget.kind == "keep_decode_time" for budget in self.each())
@@ -99,8 +110,6 @@ class Budget:
 
     def check(self, shape: ModelShape) -> None:
         """Raise where the model of ``shape`` has nothing of what is limited."""
-        if self.also and any(budget.kind == "layers" for budget in self.each()):
-            raise InputError("`layers` stands for itself: drop layers first, then plan the rest of that model.")
         for budget in self.each():
             if budget.kind == "keep_decode_time":
                 _check_decodes(shape)

@@ -7,6 +7,7 @@ folder each, and make themselves known here when headwise is imported.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -21,14 +22,14 @@ class Change(ABC):
     """What is done to one layer. Subclasses are frozen dataclasses whose fields are what a plan file says.
 
     ``kind`` is the name in the file. Changes of a layer are applied by ascending ``order``, whatever order they were
-    given in: flatten 10, removal 20, sharing 30, widths 40, latent 50, bits 60, mlp 70. ``acts_on`` says which weights
-    of the block they are applied to.
+    given in: removal 20, sharing 30, widths 40, latent 50, bits 60, mlp 70, flatten 80. ``acts_on`` says which weights
+    of the block they are applied to; "blocks" are changed blocks that become one.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
     order: ClassVar[int]
-    acts_on: ClassVar[Literal["attention", "mlp"]] = "attention"
+    acts_on: ClassVar[Literal["attention", "mlp", "blocks"]] = "attention"
     exact: ClassVar[bool] = False  # the weights compute what they did: there is nothing to fit
 
     @abstractmethod
@@ -67,6 +68,14 @@ class Change(ABC):
     def kept_pairs(self) -> Pairs | None:
         """The RoPE pairs that each key/value head keeps, where this change names them."""
         return None
+
+    def following(self) -> int:
+        """How many blocks behind this one become one with it, when each has had its other changes."""
+        return 0
+
+    def join(self, layers: Sequence[LayerShape | None], where: str) -> LayerShape:
+        """The shape of the one block that ``layers`` become; an `InputError` from ``where`` if they cannot."""
+        raise TypeError(f"{self.kind} joins no blocks.")
 
 
 _KNOWN: dict[str, type[Change]] = {}

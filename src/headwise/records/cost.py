@@ -52,7 +52,7 @@ class Cost:
 class CostReport(Shown):
     """Shapes and costs of a model, and of the same model after a plan (None without one).
 
-    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: the block was dropped), ``changes``
+    ``kept`` lists, for each layer of ``before``, its number in ``after`` (None: it was dropped or joined), ``changes``
     what is done to it in a short phrase.
     """
 

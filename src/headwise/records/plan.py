@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
@@ -137,10 +137,11 @@ class Plan(Shown):
             )
         if self.blueprint is not None and any(self.layers):
             raise InputError("A model that is yet to be built has no heads, RoPE pairs or blocks to keep or drop.")
-        after = tuple(
+        after = [
             _checked(layer, changes, f"Layer {index} of the plan")
             for index, (layer, changes) in enumerate(zip(shape.layers, self.layers, strict=True))
-        )
+        ]
+        after = self._joined(after)
         if not any(layer is not None and layer.heads for layer in (after[index] for index in shape.self_attention())):
             raise InputError("The plan leaves no self-attention at all; at least one layer must keep some.")
         if any(layer.cache == "source" for layer in shape.layers) and None in after:
@@ -149,19 +150,41 @@ class Plan(Shown):
             )
 
     def after(self, shape: ModelShape) -> tuple[LayerShape | None, ...]:
-        """What each layer of the model of ``shape`` is after this plan; None where its block is dropped."""
-        return tuple(changed(layer, changes) for layer, changes in zip(shape.layers, self.layers, strict=True))
+        """What each layer of the model of ``shape`` is after this plan; None where its block is gone or joined."""
+        return tuple(self._joined([changed(*each) for each in zip(shape.layers, self.layers, strict=True)]))
 
-    def dropped(self) -> tuple[bool, ...]:
-        """For each layer whether its block is dropped."""
+    def made_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each block that is left the numbers of those it is made of: its own, then any that are joined to it."""
         layers = zip(self.before, self.layers, strict=True)
-        return tuple(changed(LayerShape(*dims), changes) is None for dims, changes in layers)
+        dropped = [changed(LayerShape(*dims), changes) is None for dims, changes in layers]
+        return tuple(run for run in runs(self.layers) if not dropped[run[0]])
 
     def describe(self) -> tuple[str, ...]:
         """What is done to each layer in a short phrase; "" where nothing is."""
-        return tuple(
-            describe(LayerShape(*dims), changes) for dims, changes in zip(self.before, self.layers, strict=True)
-        )
+        layers = zip(self.before, self.layers, strict=True)
+        phrases = [describe(LayerShape(*dims), changes) for dims, changes in layers]
+        for first, *others in runs(self.layers):
+            for number in others:
+                phrases[number] = "; ".join(filter(None, (phrases[number], f"joined to {first}")))
+        return tuple(phrases)
+
+    def _joined(self, layers: Sequence[LayerShape | None]) -> list[LayerShape | None]:
+        """``layers``, which have had their own changes, with those that become one where the first of them was."""
+        after: list[LayerShape | None] = [None] * len(layers)
+        for run in runs(self.layers):
+            first = run[0]
+            joining = next((change for change in self.layers[first] if change.following()), None)
+            if joining is None:
+                after[first] = layers[first]
+                continue
+            where = f"Layer {first} of the plan"
+            if run[-1] >= len(layers):
+                raise InputError(f"{where}: {len(run) - 1} blocks behind it are to be joined to it; there are fewer.")
+            nested = [n for n in run[1:] if any(change.following() for change in self.layers[n])]
+            if nested:
+                raise InputError(f"{where}: layer {nested[0]} is joined to it and cannot have others joined to itself.")
+            after[first] = joining.join([layers[number] for number in run], where)
+        return after
 
     def save(self, path: Path | str) -> None:
         """Write this plan as JSON, whole or not at all."""
@@ -232,6 +255,15 @@ def describe(layer: LayerShape, changes: Iterable[Change]) -> str:
         phrases.append(change.describe(after))
         after = change.shape(after) or after
     return "; ".join(phrases)
+
+
+def runs(layers: Sequence[Changes]) -> Iterator[tuple[int, ...]]:
+    """The numbers of all layers, those together that become one block."""
+    number = 0
+    while number < len(layers):
+        count = 1 + sum(change.following() for change in layers[number])
+        yield tuple(range(number, number + count))
+        number += count
 
 
 def in_order(changes: Iterable[Change]) -> Changes:

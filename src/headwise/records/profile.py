@@ -190,11 +190,16 @@ QUANTITIES: dict[str, Quantity] = {
         "Measured loss increase with the MLP or all of the block left out, in nats per output: the KL divergence on "
         "256 tokens of the text.",
     ),
+    "flattened": Quantity(
+        (),
+        "The same with the next block side by side with this one: both attentions read what this block reads, both "
+        "MLPs what is behind them, and all is added up.",
+    ),
 }
 PLANNED = ("head_damage", "qk_unit_damage", "v_unit_damage")
 CACHED = ("k_bit_damage", "v_bit_damage", "kv_bit_damage")  # of layers whose cache can be packed
 SHARED = ("shared_k_damage", "shared_v_damage")  # of layers with key/value heads that can be merged
-BLOCKS = ("left_out",)  # of models with one list of blocks
+BLOCKS = ("left_out", "flattened")  # of models with one list of blocks
 MLP = ("mlp_damage",)  # of layers whose block has one that can be cut
 SAMPLED = ("numerical_rank", "effective_rank", "stable_rank", "conditioning")  # not on every length, or on none
 HOLED = {"qk_damage": "dim", **dict.fromkeys(SAMPLED, "length")}  # the axis along which values may be missing
@@ -224,7 +229,7 @@ class LayerProfile:
         for name in (*needed, *(name for name in self.values if name not in needed)):
             axes = QUANTITIES[name].axes
             holes = axes.index(HOLED[name]) if name in HOLED else None
-            least = 0.0 if name.endswith(("damage", "spectrum", "dims", "pairs", "left_out")) else -LARGEST
+            least = 0.0 if name.endswith(("damage", "spectrum", "dims", "pairs", *BLOCKS)) else -LARGEST
             values.child(name).nested([self._length(axis, name, layer) for axis in axes], least, holes)
         if "twin" in self.values:
             values.child("twin").integers(0, layer.heads - 1)

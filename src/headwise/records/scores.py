@@ -11,10 +11,26 @@ from typing import Any
 from headwise.files.reading import Reader, read_record
 from headwise.files.writing import record_text, write_record
 from headwise.records.rendering import Shown
+from headwise.records.skills import SkillScores, TaskScores, read_skill, read_task
 
 KIND = "scores"
-VERSION = 1
-OPTIONAL = ("loss", "perplexity", "kl", "agreement", "agreement_p5", "accuracy", "cache_bytes_per_token")
+VERSION = 2
+OPTIONAL = (
+    "loss",
+    "loss_error",
+    "perplexity",
+    "loss_increase",
+    "loss_increase_error",
+    "kl",
+    "kl_error",
+    "kl_p99",
+    "same_top",
+    "agreement",
+    "agreement_p5",
+    "accuracy",
+    "cache_bytes_per_token",
+)
+MEASURED = ("loss", "loss_error", "loss_increase", "loss_increase_error", "kl", "kl_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +63,29 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores of a model on a part of the tokens: one kind of text, or a stretch of positions."""
+    """Scores of a model on a part of the tokens: one kind of text, or a stretch of positions up to ``last``.
+
+    Each with one standard error of it, over windows.
+    """
 
     name: str
     tokens: int
     loss: float | None = None
     kl: float | None = None
+    loss_error: float | None = None
+    loss_increase: float | None = None
+    loss_increase_error: float | None = None
+    kl_error: float | None = None
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
     """One model. What does not apply to it, or was not measured, is None; `docs/evaluate.md` defines each field.
 
-    ``kl``, ``agreement`` and ``agreement_p5`` compare with the first model, which has none itself. Where there are
-    several kinds of text, all of these are of the first, and ``parts`` has each of them.
+    ``loss_increase``, ``kl``, ``kl_p99``, ``same_top`` and the agreements compare with the first model, which has none
+    itself. Where there are several kinds of text, all of these are of the first, and ``parts`` has each of them. What
+    ends in ``_error`` is one standard error, over windows.
     """
 
     source: str
@@ -69,14 +94,22 @@ class ModelScores:
     parameters: int
     attention_parameters: int
     loss: float | None = None
+    loss_error: float | None = None
     perplexity: float | None = None
+    loss_increase: float | None = None
+    loss_increase_error: float | None = None
     kl: float | None = None
+    kl_error: float | None = None
+    kl_p99: float | None = None
+    same_top: float | None = None
     agreement: float | None = None
     agreement_p5: float | None = None
     accuracy: float | None = None
     cache_bytes_per_token: float | None = None
     speed: tuple[Speed, ...] = ()
     parts: tuple[PartScores, ...] = ()
+    skills: tuple[SkillScores, ...] = ()
+    tasks: tuple[TaskScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +173,17 @@ def _read_model(row: Reader) -> ModelScores:
         attention_parameters=row.integer("attention_parameters", least=0),
         speed=tuple(_read_speed(speed) for speed in row.rows("speed")),
         parts=tuple(_read_part(part) for part in row.rows("parts")) if row.has("parts") else (),
+        skills=tuple(read_skill(skill) for skill in row.rows("skills")) if row.has("skills") else (),
+        tasks=tuple(read_task(task) for task in row.rows("tasks")) if row.has("tasks") else (),
         **{name: row.number(name) for name in OPTIONAL if row.has(name)},
     )
 
 
 def _read_part(row: Reader) -> PartScores:
     row.only(*(item.name for item in fields(PartScores)))
-    scores = {name: row.number(name) for name in ("loss", "kl") if row.has(name)}
-    return PartScores(row.text("name"), row.integer("tokens"), **scores)
+    scores = {name: row.number(name) for name in MEASURED if row.has(name)}
+    last = row.integer("last", least=1) if row.has("last") else None
+    return PartScores(row.text("name"), row.integer("tokens"), **scores, last=last)
 
 
 def _read_speed(row: Reader) -> Speed:

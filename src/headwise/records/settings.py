@@ -15,6 +15,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
+GgufPrecision = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Rounding = Literal["mixed", "latent", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
@@ -86,7 +87,7 @@ class BudgetConfig:
         None, "Share of the attention parameters to keep, for models without a cache.", read=read_share
     )
     kv_bytes_per_token: int | None = option(None, "Bytes one token may take in the KV cache.", read=read_size)
-    layers: int | None = option(None, "Layers to keep; the others are dropped whole.")
+    layers: int | None = option(None, "Layers to keep: others are dropped whole, or joined to a neighbour.")
     fit: str | None = option(None, 'Memory for weights and KV cache, tokens and sequences in it: "8GB at 32k x 4".')
     keep_decode_time: float | None = option(
         None,
@@ -165,7 +166,7 @@ class CompressConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
-    """How much text models are compared on, and whether they are timed."""
+    """How much text models are compared on, whether they are timed, and what else they are asked."""
 
     tokens: int = option(20480, "Tokens to evaluate on.", read=read_count)
     context: int | None = option(
@@ -175,6 +176,20 @@ class EvaluateConfig:
         None, "Lengths to time at; by default 1024, or as far as the models go.", read=read_windows
     )
     speed: bool = option(True, "Time prefill and decode.", "--speed/--no-speed")
+    skills: bool = option(
+        False,
+        "Also needles in a haystack, copying, sums, JSON and chat: generated exercises, offline; about a minute for "
+        "each model of the demo's size.",
+        "--skills",
+    )
+    skills_at: tuple[int, ...] | None = option(
+        None, "Lengths of the haystacks; by default 256,1024, or as far as the models go.", read=read_windows
+    )
+    seed: int = option(0, "Seed of the exercises.")
+    tasks: str | None = option(
+        None, "Tasks of lm-evaluation-harness, names or .yaml files with commas between them.", metavar="TASKS"
+    )
+    task_limit: int | None = option(None, "Examples of each task; by default all.")
 
 
 @dataclass(frozen=True, slots=True)

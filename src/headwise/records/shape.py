@@ -255,7 +255,7 @@ class Reshaping(Protocol):
         """Raise where it was made for another model."""
 
     def after(self, shape: ModelShape) -> Sequence[LayerShape | None]:
-        """Each layer as it comes out; None: its block is dropped."""
+        """Each layer as it comes out; None: its block is dropped or joined to another."""
         ...
 
 

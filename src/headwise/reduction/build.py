@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headwise.families.mlp import mlp_of, read_mlp, write_mlp
+from headwise.families.mlp import MlpSite, MlpWeights, mlp_of, read_mlp, write_mlp
+from headwise.families.norms import feeding_norms, has_weight, read_norm, write_unit_norm
 from headwise.families.reduced import per_layer_class_of, stock_class_of
 from headwise.families.shapes import CACHE_ENTRY, packed_entries, shape_of
 from headwise.families.sites import Site, sites_of
-from headwise.families.weights import AttentionWeights, read_attention, write_attention
+from headwise.families.weights import AttentionWeights, read_attention, rescaled, write_attention
 from headwise.files.errors import InputError
-from headwise.records.plan import Changes, Plan
+from headwise.records.plan import Changes, Plan, changed
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.reduction.apply import Method, Statistics, apply_changes, apply_to_mlp, statistics_of
 from headwise.reduction.config import per_layer_config
+from headwise.reduction.flatten.apply import join_attention, join_mlp
 from headwise.reduction.kinds import kinds
 from headwise.reduction.stock import stock_config
 
@@ -108,30 +110,67 @@ def _fill_changed(
     tensors: Mapping[str, Tensor] | None,
     method: Method,
 ) -> None:
-    staying = iter(sites_of(reduced))
-    layers = zip(sites_of(model), shape.layers, plan.layers, plan.after(shape), strict=True)
-    for index, (site, layer, changes, after) in enumerate(layers):
-        if after is None:
+    sites = sites_of(model)
+    members = [
+        _Member(*each, statistics_of(tensors, method, index))
+        for index, each in enumerate(zip(sites, shape.layers, plan.layers, strict=True))
+    ]
+    for run, new in zip(plan.made_of(), sites_of(reduced), strict=True):
+        if len(run) > 1:
+            _fill_joined(model, reduced, [members[number] for number in run], new)
             continue
-        new, statistics = next(staying), statistics_of(tensors, method, index)
-        _fill_mlp(site, new, layer, changes, statistics)
-        if not layer.heads or site.family.latent:
-            continue
-        weights = read_attention(site, layer.rotary)
+        member = members[run[0]]
+        if (mlp := mlp_of(new)) is not None and any(change.acts_on == "mlp" for change in member.changes):
+            _write_mlp(mlp, member.mlp())
+        if not member.site.family.latent:
+            _write_attention(new, member.attention())
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A block of the original model and what a plan does to it."""
+
+    site: Site
+    layer: LayerShape
+    changes: Changes
+    statistics: Statistics | None
+
+    def attention(self) -> AttentionWeights | None:
+        """The weights of its attention after its changes; None where nothing is left."""
+        after = changed(self.layer, self.changes)
+        if not self.layer.heads or after is None:
+            return None
+        weights = read_attention(self.site, self.layer.rotary)
         if after.heads:
-            _check_finite(weights, site.path)
-        kept, _ = apply_changes(weights, layer, changes, statistics)
-        if kept is not None:
-            write_attention(new, kept if new.reduced else _for_stock(kept, float(new.module.scaling)))
+            _check_finite(weights, self.site.path)
+        return apply_changes(weights, self.layer, self.changes, self.statistics)[0]
+
+    def mlp(self) -> MlpWeights | None:
+        """The weights of its MLP after its changes; None where nothing is left."""
+        mlp = mlp_of(self.site)
+        return None if mlp is None else apply_to_mlp(read_mlp(mlp), self.layer, self.changes, self.statistics)
 
 
-def _fill_mlp(site: Site, new: Site, layer: LayerShape, changes: Changes, statistics: Statistics | None) -> None:
-    before, after = mlp_of(site), mlp_of(new)
-    if before is None or after is None or all(change.acts_on != "mlp" for change in changes):
-        return
-    kept = apply_to_mlp(read_mlp(before), layer, changes, statistics)
-    if kept is not None:
-        write_mlp(after, kept)
+def _fill_joined(model: PreTrainedModel, reduced: PreTrainedModel, members: Sequence[_Member], new: Site) -> None:
+    """Fill the block ``new``, which becomes all of ``members`` at once; the norms in front of it only normalise."""
+    norms = [feeding_norms(model, member.site) for member in members]
+    attentions = [(member.attention(), norm) for member, (norm, _) in zip(members, norms, strict=True)]
+    mlps = [(member.mlp(), norm) for member, (_, norm) in zip(members, norms, strict=True)]
+    _write_attention(new, join_attention([(own, read_norm(norm)) for own, norm in attentions if own is not None]))
+    if (mlp := mlp_of(new)) is not None:
+        _write_mlp(mlp, join_mlp([(own, read_norm(norm)) for own, norm in mlps if own is not None]))
+    for norm, likes in zip(feeding_norms(reduced, new), zip(*norms, strict=True), strict=True):
+        write_unit_norm(norm, next((like for like in likes if has_weight(like)), likes[0]))
+
+
+def _write_mlp(mlp: MlpSite, weights: MlpWeights | None) -> None:
+    if weights is not None:
+        write_mlp(mlp, weights)
+
+
+def _write_attention(new: Site, weights: AttentionWeights | None) -> None:
+    if weights is not None:
+        write_attention(new, weights if new.reduced else _for_stock(weights, float(new.module.scaling)))
 
 
 def _check_finite(weights: AttentionWeights, path: str) -> None:
@@ -143,14 +182,7 @@ def _check_finite(weights: AttentionWeights, path: str) -> None:
 def _for_stock(weights: AttentionWeights, scale: float) -> AttentionWeights:
     """The same logits under the ``scale`` of a stock module: the ratio moves into the queries, or into their norm."""
     norms = (None if norm is None else norm.view(-1, norm.shape[-1])[0] for norm in (weights.norm_q, weights.norm_k))
-    weights = replace(weights, norm_q=next(norms), norm_k=next(norms), rope_pairs_GP=None)
-    ratio = weights.scale / scale
-    if ratio == 1.0:
-        return weights
-    if weights.norm_q is not None:
-        return replace(weights, norm_q=weights.norm_q * ratio, scale=scale)
-    bias = None if weights.b_q_HK is None else weights.b_q_HK * ratio
-    return replace(weights, w_q_HKD=weights.w_q_HKD * ratio, b_q_HK=bias, scale=scale)
+    return rescaled(replace(weights, norm_q=next(norms), norm_k=next(norms), rope_pairs_GP=None), scale)
 
 
 def _fill_rest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from headwise.families.mlp import stock_channels
 from headwise.families.reduced import auto_map, stock_class_of
 from headwise.families.shapes import rotary_width
 from headwise.families.sites import Site, base_type, sites_of
-from headwise.records.plan import Changes
+from headwise.records.change import Change
+from headwise.records.plan import Changes, changed, runs
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.runtime import modeling_headwise
 
@@ -39,9 +40,9 @@ def per_layer_config(
 ) -> PreTrainedConfig:
     """The config of ``model``, of ``shape``, in headwise's per-layer form, when its layers are those of ``after``.
 
-    None drops a block; ``layers`` holds the changes that make them so.
+    None: its block is dropped, or joined to another; ``layers`` holds the changes that make them so.
     """
-    kept = _kept(model, after, layers)
+    kept = _kept(model, shape, after, layers)
     family, base, stock = kept[0].site.family, base_type(model.config), stock_class_of(model)
     config = _plain_copy(model.config)
     kinds: Sequence[str | None] = [None] * len(kept)
@@ -67,19 +68,29 @@ def per_layer_config(
     return config
 
 
-def entry_of(changes: Changes) -> dict[str, Any]:
+def entry_of(changes: Iterable[Change]) -> dict[str, Any]:
     """What the changes of a layer put into the config, by kind."""
     return {change.kind: entry for change in changes if (entry := change.entry())}
 
 
-def _kept(model: PreTrainedModel, after: Sequence[LayerShape | None], layers: Sequence[Changes]) -> list[Kept]:
+def _kept(
+    model: PreTrainedModel, shape: ModelShape, after: Sequence[LayerShape | None], layers: Sequence[Changes]
+) -> list[Kept]:
     kept: list[Kept] = []
-    for site, layer, changes in zip(sites_of(model), after, layers, strict=True):
-        if layer is not None:
-            index = sum(each.site.stack is site.stack for each in kept)
-            listed = getattr(site.module, "rope_pairs", None) is not None
-            named = any(change.kept_pairs() is not None for change in changes)
-            kept.append(Kept(site, layer, index, entry_of(changes), listed or named))
+    sites = sites_of(model)
+    for run in runs(layers):
+        layer, changes = after[run[0]], [change for number in run for change in layers[number]]
+        if layer is None:
+            continue
+        site = sites[run[0]]
+        if len(run) > 1:  # the scale of joined heads is that of the first block that has some
+            halves = [changed(shape.layers[number], layers[number]) for number in run]
+            attending = (sites[number] for number, half in zip(run, halves, strict=True) if half and half.heads)
+            site = next(attending, site)
+        index = sum(each.site.stack is site.stack for each in kept)
+        listed = any(getattr(sites[number].module, "rope_pairs", None) is not None for number in run)
+        named = any(change.kept_pairs() is not None for change in changes)
+        kept.append(Kept(site, layer, index, entry_of(changes), listed or named))
     return kept
 
 

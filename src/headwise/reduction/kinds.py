@@ -1,7 +1,8 @@
 """The kinds of reduction there are: each a package with the same few modules, found by name and imported when needed.
 
 - ``change``: one `Change`, the record that stands in plans;
-- ``options``: ``options(request)``, what it can do to a profiled layer, and ``predicted_loss(layer, values, change)``;
+- ``options``: ``options(request)``, what it can do to a profiled layer, or ``spans(request)``, what to several at once,
+  and ``predicted_loss(layer, values, change)``;
 - ``apply``: ``apply(weights, change, layer, statistics)``, weights in, weights out;
 - ``settle``, if there is one: ``settle(model, plan, statistics, shared=...)``, the plan with nothing left open.
 
@@ -17,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from headwise.planning.depth import Span
 from headwise.planning.menus import MenuItem, MenuRequest
 from headwise.records.change import Change, forget, know
 from headwise.records.shape import LayerShape
@@ -28,6 +30,7 @@ BUILT_IN = (
     "headwise.reduction.latent",
     "headwise.reduction.sharing",
     "headwise.reduction.mlp",
+    "headwise.reduction.flatten",
 )
 
 
@@ -41,7 +44,12 @@ class Kind:
     @property
     def options(self) -> Callable[[MenuRequest], Iterable[MenuItem]]:
         """From a profile to what each part of each layer may become."""
-        return self.part("options").options
+        return getattr(self.part("options"), "options", _none)
+
+    @property
+    def spans(self) -> Callable[[MenuRequest], Iterable[Span]]:
+        """From a profile to what neighbouring blocks may become together."""
+        return getattr(self.part("options"), "spans", _none)
 
     @property
     def predicted_loss(self) -> Callable[[LayerShape, Mapping[str, Any], Change], float]:
@@ -55,6 +63,10 @@ class Kind:
     def part(self, name: str) -> Any:
         """The module ``name`` of the package."""
         return import_module(f"{self.package}.{name}")
+
+
+def _none(request: MenuRequest) -> tuple[()]:
+    return ()
 
 
 _KINDS: dict[str, Kind] = {}

@@ -47,8 +47,7 @@ def rounds_cache(plan: Plan) -> bool:
 
 def _bits_of(model: PreTrainedModel, plan: Plan) -> list[Bits | None]:
     """For each layer of ``model``, which ``plan`` made, the bits of its cache."""
-    staying = [changes for changes, gone in zip(plan.layers, plan.dropped(), strict=True) if not gone]
-    layers = zip(shape_of(model).layers, staying, strict=True)
+    layers = zip(shape_of(model).layers, (plan.layers[run[0]] for run in plan.made_of()), strict=True)
     coded = [[change.code_bits(layer) for change in changes] for layer, changes in layers]
     return [next((Bits(*bits) for bits in each if bits), None) for each in coded]
 
@@ -65,8 +64,7 @@ def fit_cache(
 
     ``tensors`` of a profile name the coordinates of values.
     """
-    numbers = [i for i, gone in enumerate(plan.dropped()) if not gone]
-    places = {site.path: i for site, i in zip(sites_of(model), numbers, strict=True)}
+    places = {site.path: run[0] for site, run in zip(sites_of(model), plan.made_of(), strict=True)}
     packed = {s.path: (s, bits) for s, bits in zip(sites_of(model), _bits_of(model, plan), strict=True) if bits}
     if not packed:
         return None

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from headwise.files.errors import InputError
-from headwise.planning.menus import MenuRequest, Menus, build_menus
+from headwise.planning.depth import Span, fewest, shallower, shallowest
+from headwise.planning.menus import ATTENTION, MenuRequest, Menus, build_menus, every_option, worthwhile
 from headwise.planning.planner import allocate, first_within, planned
 from headwise.planning.slider import slider_tables
 from headwise.records.budget import Budget
-from headwise.records.plan import Changes, Plan
+from headwise.records.plan import Changes, Plan, runs
 from headwise.records.profile import Profile
 from headwise.reduction.kinds import kinds, predicted_loss
 from headwise.reduction.sharing.uniform import uniform_merges
@@ -31,27 +32,27 @@ def plan_for(
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one list of RoPE pairs, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
+    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
     cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is
     limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as
     it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
-    if budget.kind == "layers" and not any("left_out" in layer.values for layer in profile.layers):
-        raise InputError(
-            "This profile does not say what each layer is worth, so none can be dropped; inspect it again."
-        )
+    decided = () if budget.depth is None else depth_for(profile, budget.depth, protect, joining=not uniform)
+    rest = budget.beside_depth
     if cache == "mixed" and budget.timed:
         cache = "latent"  # slow, but then so slow as is allowed
-    layers: Sequence[Changes]
-    if uniform:
+    layers: Sequence[Changes] = decided
+    if uniform and rest is not None:
         candidates = [*uniform_layers(profile, multiple), *(uniform_merges(profile, multiple) if merge else ())]
+        if decided:
+            candidates = [tuple(fate or own for own, fate in zip(each, decided, strict=True)) for each in candidates]
         candidates.sort(key=lambda each: sum(predicted_losses(profile, each)))
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
-    else:
-        menus = menus_for(profile, budget, multiple, protect, cache, merge)
-        layers = allocate(profile, budget, menus, f"widths in multiples of {multiple}")
+    elif rest is not None:
+        menus = menus_for(profile, rest, multiple, protect, cache, merge, decided)
+        layers = allocate(profile, rest, menus, f"widths in multiples of {multiple}", decided)
     facts: dict[str, Any] = {"multiple_of": multiple}
     if protect:
         facts["protect"] = sorted(protect)
@@ -71,17 +72,61 @@ def menus_for(
     protect: Collection[int] = (),
     cache: str = "none",
     merge: bool = False,
+    decided: Sequence[Changes] = (),
 ) -> Menus:
-    """What every part of every layer may become at which costs to ``budget``, of all kinds of reduction."""
+    """What every part of every layer may become at which costs to ``budget``, of all kinds of reduction.
+
+    Which blocks go or are joined may be ``decided`` already.
+    """
     costs = [partial(each.cost, shape=profile.shape) for each in budget.each()]
     request = MenuRequest(profile, costs, multiple, protect, cache, merge)
-    return build_menus(request, [kind.options for kind in kinds()])
+    sources = [kind.options for kind in kinds()]
+    if not decided:
+        return build_menus(request, sources)
+    return worthwhile(request, shallower(request, every_option(request, sources), decided))
+
+
+def depth_for(
+    profile: Profile, budget: Budget, protect: Collection[int] = (), *, joining: bool = True
+) -> tuple[Changes, ...]:
+    """For each layer the changes that leave as many blocks as ``budget`` says: some go, neighbours are joined.
+
+    Without ``joining`` blocks can only go.
+    """
+    if not any("left_out" in layer.values for layer in profile.layers):
+        raise InputError(
+            "This profile does not say what each layer is worth, so none can be dropped; inspect it again."
+        )
+    spans, blocks = depth_spans(profile, budget, protect), len(profile.shape.layers)
+    spans = [span for span in spans if joining or span.blocks == 1]
+    chosen = shallowest(spans, blocks, budget.limit(profile.shape))
+    if chosen is None:
+        raise budget.refusal(profile.shape, fewest(spans, blocks), "what may be dropped or joined")
+    return tuple(changes for span in chosen for changes in span.changes)
+
+
+def depth_spans(profile: Profile, budget: Budget, protect: Collection[int] = ()) -> list[Span]:
+    """What single blocks, and neighbouring ones together, may become where only their number counts."""
+    request = MenuRequest(profile, [partial(budget.cost, shape=profile.shape)], protect=protect)
+    menus = build_menus(request, [kind.options for kind in kinds()])
+    single = [
+        Span(number, 1, option.cost, option.loss, (option.changes(),))
+        for (number, part), menu in menus.items()
+        for option in menu
+        if part == ATTENTION
+    ]
+    return [*single, *(span for kind in kinds() for span in kind.spans(request))]
 
 
 def predicted_losses(profile: Profile, layers: Sequence[Changes]) -> list[float]:
     """The predicted loss increase of each layer under these changes."""
-    measured = zip(profile.shape.layers, profile.layers, layers, strict=True)
-    return [predicted_loss(layer, measurement.values, changes) for layer, measurement, changes in measured]
+    measured = list(zip(profile.shape.layers, profile.layers, layers, strict=True))
+    losses = [predicted_loss(layer, measurement.values, changes) for layer, measurement, changes in measured]
+    for run in runs(layers):
+        joining = [change for change in layers[run[0]] if change.following()]
+        for number in run[1:-1]:  # a run of more than two counts as all pairs of neighbours in it
+            losses[number] += predicted_loss(measured[number][0], measured[number][1].values, joining)
+    return losses
 
 
 def slider(profile: Profile) -> dict[str, Any]:

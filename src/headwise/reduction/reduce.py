@@ -104,7 +104,7 @@ def _refit(
 
 def _tries(plan: Plan, pieces: Collection[Piece]) -> list[tuple[Piece, ...]]:
     """What to refit, all that is asked for first: each piece may do more harm than good, outputs above all."""
-    cut = any(change.acts_on == "mlp" for changes in plan.layers for change in changes)
+    cut = any(change.acts_on in ("mlp", "blocks") for changes in plan.layers for change in changes)
     wanted = tuple(piece for piece in pieces if cut or piece != "downs")
     smaller = [tuple(piece for piece in wanted if piece not in out) for out in (("downs",), ("outputs",))]
     return [tried for tried in dict.fromkeys((wanted, *smaller)) if tried]

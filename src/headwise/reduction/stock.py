@@ -17,7 +17,7 @@ from headwise.families.known import family_of
 from headwise.families.mlp import stock_channels
 from headwise.families.sites import base_type, sites_of
 from headwise.records.change import Pairs
-from headwise.records.plan import Changes, Plan
+from headwise.records.plan import Changes, Plan, changed
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.reduction.config import entry_of
 
@@ -29,9 +29,9 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
     config = model.config
     after = plan.after(shape)
     kept = [
-        (before, layer, _pairs(before, layer, changes))
-        for before, layer, changes in zip(shape.layers, after, plan.layers, strict=True)
-        if layer is not None
+        (shape.layers[run[0]], layer, _joined_pairs([(shape.layers[number], plan.layers[number]) for number in run]))
+        for run in plan.made_of()
+        if (layer := after[run[0]]) is not None
     ]
     if getattr(config, "headwise", None):
         return "the model has per-layer shapes already"
@@ -78,7 +78,17 @@ def _attention(layer: LayerShape) -> LayerShape:
     return replace(layer, packed=None, mlp=None, rest_parameters=0, rest_matmul=0)
 
 
-def _pairs(before: LayerShape, layer: LayerShape, changes: Changes) -> Pairs | None:
+def _joined_pairs(members: Sequence[tuple[LayerShape, Changes]]) -> Pairs | None:
+    """The RoPE pairs of all heads of the blocks a layer is made of; None where that cannot be told of each of them."""
+    changed_to = [(before, changes, changed(before, changes)) for before, changes in members]
+    named = [
+        _pairs(before, changes, after) for before, changes, after in changed_to if after is not None and after.heads
+    ]
+    known = [pairs for pairs in named if pairs is not None]
+    return tuple(each for pairs in known for each in pairs) if len(known) == len(named) else None
+
+
+def _pairs(before: LayerShape, changes: Changes, layer: LayerShape) -> Pairs | None:
     """The RoPE pairs that a layer keeps; None where that takes more than one of its changes to tell."""
     named = [pairs for change in changes if (pairs := change.kept_pairs()) is not None]
     if not named and layer.rotary == before.rotary:
@@ -96,6 +106,8 @@ def _other_heads(
         return "queries/keys and values differ in width"
     if layer.heads != layer.kv_heads and not hasattr(config, "num_key_value_heads"):
         return f"{config.model_type} has no grouped key/value heads"
+    if layer.norm == "per-head":
+        return "its heads have norms of their own"
     lists = {tuple(sorted(own)) for each in pairs for own in each or ()}
     if rotary and (None in pairs or lists != {tuple(range(rotary // 2))}):
         if len(lists) != 1 or None in pairs:

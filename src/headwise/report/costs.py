@@ -42,7 +42,10 @@ def _row(index: int, report: CostReport) -> tuple[str, ...]:
     if report.after is None or report.cost_after is None:
         return before
     number = report.kept[index]
-    after = ("-",) * len(before) if number is None else _cells(number, report.cost_after, report.after)
+    if number is None:  # the last thing done to a block is that it goes, or is joined to another
+        place = f"{before[0]} {report.changes[index].rpartition('; ')[2]}".strip()
+        return place, *(_change(old, "-") for old in before[1:])
+    after = _cells(number, report.cost_after, report.after)
     return before[0], *(_change(old, new) for old, new in zip(before[1:], after[1:], strict=True))
 
 

@@ -9,28 +9,46 @@ from rich.console import Console
 from rich.table import Table
 
 from headwise.records.scores import ModelScores, Rate, Scores
+from headwise.report.practice import Rows, by_position, exercise_hint, exercises, tasks, with_error
 
 WIDTH = 110
 
 
 def print_scores(scores: Scores, console: Console | None = None) -> None:
-    """One column per model, one row per measure, and what they were measured on."""
+    """One column per model, one row per measure, and what they were measured on; then by position, skills and tasks."""
     console = console or Console(width=None if Console().is_terminal else WIDTH)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in names(scores):
-        table.add_column(name, justify="right", overflow="fold")
-    for name, cells in rows(scores):
-        table.add_row(name, *cells)
-    console.print(table)
+    for title, lines in tables(scores):
+        if title:
+            console.print(f"\n{title}", highlight=False)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for name in names(scores):
+            table.add_column(name, justify="right", overflow="fold")
+        for name, cells in lines:
+            table.add_row(name, *cells)
+        console.print(table)
     console.print(f"\n{caption(scores)}", highlight=False, style="dim")
 
 
 def markdown(scores: Scores) -> str:
-    """The same as a Markdown table, with the notes below it."""
-    lines = ["| | " + " | ".join(map(_escaped, names(scores))) + " |", "| --- |" + " ---: |" * len(scores.models)]
-    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows(scores)]
-    return "\n".join([*lines, "", caption(scores), *(f"\n{note}" for note in scores.notes)]) + "\n"
+    """The same as Markdown tables, with the notes below them."""
+    lines: list[str] = []
+    for title, body in tables(scores):
+        lines += [title, ""] if title else []
+        lines += ["| | " + " | ".join(map(_escaped, names(scores))) + " |"]
+        lines += ["| --- |" + " ---: |" * len(scores.models)]
+        lines += [*(f"| {name} | {' | '.join(cells)} |" for name, cells in body), ""]
+    return "\n".join([*lines, caption(scores), *(f"\n{note}" for note in scores.notes)]) + "\n"
+
+
+def tables(scores: Scores) -> list[tuple[str, Rows]]:
+    """All tables that hold anything, each with a line above it; that of the measures has none."""
+    others = [
+        ("Loss by position in the window, nats; for others its increase and the KL from the baseline", by_position),
+        (exercise_hint(scores), exercises),
+        ("Tasks of lm-evaluation-harness", tasks),
+    ]
+    return [("", rows(scores)), *((title, body) for title, of in others if (body := of(scores)))]
 
 
 def names(scores: Scores) -> list[str]:
@@ -39,7 +57,7 @@ def names(scores: Scores) -> list[str]:
     return [name if short.count(name) == 1 else model.source for name, model in zip(short, scores.models, strict=True)]
 
 
-def rows(scores: Scores) -> list[tuple[str, list[str]]]:
+def rows(scores: Scores) -> Rows:
     """The name of each measure that some model has, and its cells."""
     first, models = scores.models[0], scores.models
     lines: list[tuple[str, Callable[[ModelScores], str]]] = [
@@ -49,13 +67,16 @@ def rows(scores: Scores) -> list[tuple[str, list[str]]]:
         ("of these in attention", lambda model: _share(model.attention_parameters, first.attention_parameters)),
         ("KV cache, bytes per token", lambda model: _share(model.cache_bytes_per_token, first.cache_bytes_per_token)),
         ("perplexity", lambda model: _number(model.perplexity, ",.3f")),
-        ("KL from the baseline, nats", lambda model: _number(model.kl, ".4f")),
+        ("loss increase, nats", lambda model: with_error(model.loss_increase, model.loss_increase_error)),
+        ("KL from the baseline, nats", lambda model: with_error(model.kl, model.kl_error)),
+        ("KL, 99th percentile", lambda model: _number(model.kl_p99, ".3f")),
+        ("same likeliest token", lambda model: _number(model.same_top, ".1%")),
         ("agreement, mean cosine", lambda model: _number(model.agreement, ".4f")),
         ("agreement, 5th percentile", lambda model: _number(model.agreement_p5, ".4f")),
         ("accuracy", lambda model: _number(model.accuracy, ".1%")),
     ]
     table = [(name, [show(model) for model in models]) for name, show in lines]
-    for name in dict.fromkeys(part.name for model in models for part in model.parts):
+    for name in dict.fromkeys(part.name for model in models for part in model.parts if part.last is None):
         mine = [next((part for part in model.parts if part.name == name), None) for model in models]
         table.append(
             (f"{name}: nats per token", [_number(None if part is None else part.loss, ".4f") for part in mine])
@@ -78,7 +99,8 @@ def caption(scores: Scores) -> str:
     sentences = []
     if text:
         context = f" in windows of {text['context']:,}" if "context" in text else ""
-        sentences.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.")
+        errors = " ± is one standard error over windows." if any(m.kl_error is not None for m in scores.models) else ""
+        sentences.append(f"Quality on {text['tokens']:,} tokens{context} of {text['name']}.{errors}")
     if settings:
         many = "s" if settings["threads"] > 1 else ""
         threads = f", {settings['threads']} thread{many}" if settings["device"] == "cpu" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
-from headwise.checkpoints.gguf import convert_gguf
+from headwise.checkpoints.gguf.read import convert_gguf
 from headwise.files.errors import InputError
 from headwise.files.writing import cache_folder
 

@@ -27,7 +27,7 @@ from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
 from headwise.tracing.probe import watching
 from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
-from headwise.tracing.substitution import left_out
+from headwise.tracing.substitution import substituted
 from headwise.tracing.turns import turning
 
 CUTS = (0.25, 0.5, 0.75)
@@ -56,7 +56,7 @@ class Collector:
         alike = (getattr(site.module, "rope_pairs", None) is None for site in self.sites)
         self.mergeable = [same and bool(layer.joinable) for same, layer in zip(alike, self.layers, strict=True)]
         self.shared: dict[int, Bases] = {}
-        self.left_out: list[list[float]] = []
+        self.substituted: list[dict[str, float]] = []
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -149,7 +149,7 @@ class Collector:
     def finish(self, batches: Sequence[Batch]) -> None:
         """After both passes: what is lost without parts of blocks, and the coordinates to round each cache in."""
         if has_one_stack(self.model):
-            self.left_out = left_out(self.model, [batch.inputs for batch in batches])
+            self.substituted = substituted(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
             if self.packable[i] and sums.has("cached_kv_clipped"):
                 self.coded[i] = coded_bases(layer, sums)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,24 +17,81 @@ from headwise.files.errors import InputError
 from headwise.linalg.divergence import divergences
 from headwise.records.scores import PartScores
 from headwise.tracing.forward import forward
-from headwise.tracing.parts import Parts
+from headwise.tracing.parts import Axis, Mean, Parts, last_of
 
 ROWS_AT_ONCE = 128  # of logits that are taken to float32 probabilities: a vocabulary is wide
-LOW = 0.05
+LOW, HIGH = 0.05, 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Loss of a decoder and KL from the first model, nats per token; cosine to its embeddings, mean and 5th percentile.
+    """Loss of a decoder; KL from the first model, nats per token; cosine to its embeddings, mean and 5th percentile.
 
-    Of several kinds of text these are of the first; ``parts`` has each of them, and stretches of positions.
+    ``same_top``: share of tokens after which both models find the same one most likely. Of several kinds of text these
+    are of the first; ``parts`` has each of them, and stretches of positions. Errors are over windows.
     """
 
     loss: float | None = None
+    loss_error: float | None = None
+    loss_increase: float | None = None
+    loss_increase_error: float | None = None
     kl: float | None = None
+    kl_error: float | None = None
+    kl_p99: float | None = None
+    same_top: float | None = None
     agreement: float | None = None
     agreement_p5: float | None = None
     parts: tuple[PartScores, ...] = ()
+
+
+class Compared:
+    """Sums over batches: loss, its increase and KL by part; KL of every token and agreement of the main kind."""
+
+    def __init__(self, main: str) -> None:
+        self.main = main
+        self.nats, self.increase, self.kl = Parts(), Parts(), Parts()
+        self._kl_of_tokens: list[Tensor] = []
+        self._same, self._tokens = 0, 0
+
+    def add(self, kind: str, kl_BT: Tensor, same_BT: Tensor, mask_BT: Tensor) -> None:
+        """Add how the predictions of one batch compare with the first model's."""
+        self.kl.add(kind, kl_BT, mask_BT)
+        if kind == self.main:
+            counted = mask_BT.bool()
+            self._kl_of_tokens.append(kl_BT[counted].cpu())
+            self._same += int(same_BT[counted].sum())
+            self._tokens += int(counted.sum())
+
+    def quality(self) -> Quality:
+        """What came of all batches."""
+        loss, increase, kl = (parts.of(self.main) for parts in (self.nats, self.increase, self.kl))
+        nats = torch.cat(self._kl_of_tokens).float().sort().values if self._kl_of_tokens else None
+        return Quality(
+            **_named("loss", loss),
+            **_named("loss_increase", increase),
+            **_named("kl", kl),
+            kl_p99=None if nats is None else nats[math.ceil(HIGH * len(nats)) - 1].item(),
+            same_top=self._same / self._tokens if self._tokens else None,
+            parts=(*self._by("kind"), *self._by("position")),
+        )
+
+    def _by(self, axis: Axis) -> list[PartScores]:
+        loss, increase, kl = (parts.by(axis) for parts in (self.nats, self.increase, self.kl))
+        return [
+            PartScores(
+                name,
+                (loss.get(name) or kl[name]).tokens,
+                **_named("loss", loss.get(name)),
+                **_named("loss_increase", increase.get(name)),
+                **_named("kl", kl.get(name)),
+                last=last_of(name) if axis == "position" else None,
+            )
+            for name in loss or kl
+        ]
+
+
+def _named(name: str, mean: Mean | None) -> dict[str, float | None]:
+    return {} if mean is None else {name: mean.value, f"{name}_error": mean.error}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +120,30 @@ def quality(
 ) -> Quality:
     """The quality of ``model`` on all batches, compared with ``first`` batch by batch, so that no outputs are kept."""
     predicts = predicts_next(model)
-    nats, kl = Parts(), Parts()
+    compared = Compared(calibration.batches[0].kind)
     cosines: list[Tensor] = []
     for number, batch in enumerate(calibration.batches):
         progress(number, len(calibration.batches))
         with torch.inference_mode():
             outputs = outputs_of(model, source, batch.inputs)
-            if predicts and outputs.logits_BTW is not None:
-                ids = batch.inputs["input_ids"].to(model.device)
-                nats.add(batch.kind, *_nats(outputs.logits_BTW, outputs.mask_BT, ids))
+            nats = _nats_of(outputs, batch, model) if predicts else None
+            if nats is not None:
+                compared.nats.add(batch.kind, *nats)
             if first is None:
                 continue
             baseline = outputs_of(first, "The first model", batch.inputs)
             if pair := _comparable(baseline.logits_BTW, outputs.logits_BTW):
                 kl_BT = divergences(*(logits.flatten(0, 1) for logits in pair)).view(outputs.mask_BT.shape)
-                kl.add(batch.kind, kl_BT, outputs.mask_BT)
+                same_BT = torch.eq(*(logits.argmax(-1) for logits in pair))
+                compared.add(batch.kind, kl_BT, same_BT, outputs.mask_BT)
+            if nats is not None and (before := _nats_of(baseline, batch, first)):
+                compared.increase.add(batch.kind, nats[0] - before[0], nats[1])
             if embeddings := _comparable(baseline.embedding_BD, outputs.embedding_BD):
                 cosines.append(cosine_similarity(*embeddings, dim=-1).cpu())
-    angles, main = torch.cat(cosines) if cosines else None, calibration.batches[0].kind
-    return Quality(
-        loss=nats.mean(main),
-        kl=kl.mean(main),
-        agreement=None if angles is None else angles.mean().item(),
-        agreement_p5=None if angles is None else angles.quantile(LOW).item(),
-        parts=_parts(nats, kl),
-    )
+    if not cosines:
+        return compared.quality()
+    angles = torch.cat(cosines)
+    return replace(compared.quality(), agreement=angles.mean().item(), agreement_p5=angles.quantile(LOW).item())
 
 
 def text_losses(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -> Parts:
@@ -99,19 +156,6 @@ def text_losses(model: PreTrainedModel, source: str, batches: Sequence[Batch]) -
             ids = batch.inputs["input_ids"].to(model.device)
             nats.add(batch.kind, *_nats(logits, torch.ones_like(ids), ids))
     return nats
-
-
-def _parts(nats: Parts, kl: Parts) -> tuple[PartScores, ...]:
-    losses, divergence = nats.table(), kl.table()
-    return tuple(
-        PartScores(
-            name,
-            (losses.get(name) or divergence[name])[1],
-            losses[name][0] if name in losses else None,
-            divergence[name][0] if name in divergence else None,
-        )
-        for name in losses or divergence
-    )
 
 
 def outputs_of(model: PreTrainedModel, source: str, inputs: dict[str, Tensor]) -> Outputs:
@@ -144,6 +188,12 @@ def _comparable(baseline: Tensor | None, output: Tensor | None) -> tuple[Tensor,
     if baseline is None or output is None or baseline.shape != output.shape:
         return None
     return baseline, output
+
+
+def _nats_of(outputs: Outputs, batch: Batch, model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    if outputs.logits_BTW is None:
+        return None
+    return _nats(outputs.logits_BTW, outputs.mask_BT, batch.inputs["input_ids"].to(model.device))
 
 
 def _nats(logits_BTW: Tensor, mask_BT: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:

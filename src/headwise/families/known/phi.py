@@ -5,6 +5,14 @@ from headwise.families.family import Family, Mlp, Stack
 FAMILY = Family(
     name="phi",
     model_types=("phi",),
-    stacks=(Stack("layers", attention="self_attn", out="self_attn.dense", mlp=Mlp("mlp.fc1", "mlp.fc2")),),
+    stacks=(
+        Stack(
+            "layers",
+            attention="self_attn",
+            out="self_attn.dense",
+            common_norm="input_layernorm",
+            mlp=Mlp("mlp.fc1", "mlp.fc2"),
+        ),
+    ),
     norms=("q_layernorm", "k_layernorm"),
 )

@@ -62,16 +62,19 @@ def refit_model(
 
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are fitted in layers that are
     narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
-    norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went. An
-    encoder is fitted before its decoder, self attention before
-    cross attention.
+    norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went or
+    blocks became one. An encoder is fitted before its decoder, self attention before cross attention.
     """
     sites, shape = sites_of(model), shape_of(model)
-    new = iter(zip(sites_of(reduced), shape_of(reduced).layers, strict=True))
-    pairs = {
-        site.path: None if after is None else _Pair(site, layer, _only_cut(changes), *next(new))
-        for site, layer, changes, after in zip(sites, shape.layers, plan.layers, plan.after(shape), strict=True)
-    }
+    new = zip(sites_of(reduced), shape_of(reduced).layers, strict=True)
+    pairs: dict[str, _Pair] = {}
+    joined: dict[str, list[_Pair]] = {}
+    for run, (own, own_layer) in zip(plan.made_of(), new, strict=True):
+        cuts = [_only_cut(plan.layers[number]) if len(run) == 1 else None for number in run]
+        members = [_Pair(sites[n], shape.layers[n], cut, own, own_layer) for n, cut in zip(run, cuts, strict=True)]
+        pairs |= {pair.site.path: pair for pair in members}
+        if len(run) > 1:
+            joined |= {pair.site.block_path: [] if place else members for place, pair in enumerate(members)}
     blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site in sites))
     everything = [*batches, *_beginnings(model, batches)]
     done = 0
@@ -83,7 +86,11 @@ def refit_model(
             fitter = _Fitter(dense, own, len(batches), pieces, seen)
             for path in (path for stacked, path in blocks if stacked == stack):
                 progress(done, len(blocks), "refitting")
-                fitter.fit_block([pairs[site.path] for site in sites if site.block_path == path])
+                if path not in joined:
+                    own_pairs = [pairs.get(site.path) for site in sites if site.block_path == path]
+                    fitter.fit_block([pair for pair in own_pairs if pair is not None])
+                elif joined[path]:
+                    fitter.fit_joined(joined[path])
                 done += 1
     progress(done, len(blocks), "refitting")
 
@@ -105,10 +112,9 @@ class _Fitter:
         self.i = self.j = 0
         self.tokens = sum(len(x) * x.shape[1] for x in dense.hidden[:measured])
 
-    def fit_block(self, pairs: Sequence[_Pair | None]) -> None:
-        """Fit all attentions of the next block, one after the other, and run on behind it."""
+    def fit_block(self, kept: Sequence[_Pair]) -> None:
+        """Fit all attentions of the next block, one after the other, and run on behind it; none: it was dropped."""
         numbers = range(len(self.dense.hidden))
-        kept = [pair for pair in pairs if pair is not None]
         before, after = list(self.dense.hidden), []  # the stream in front of each attention of the dense model
         for place, pair in enumerate(kept):
             asks = self._queries(pair)
@@ -133,6 +139,23 @@ class _Fitter:
             self.j += 1
         self.dense.hidden = after or [self.dense.run(self.i, n) for n in numbers]
         self.i += 1
+
+    def fit_joined(self, pairs: Sequence[_Pair]) -> None:
+        """Fit the one block made of the next blocks to what all their attentions add, and then to what comes out."""
+        own, numbers = pairs[0], range(len(self.dense.hidden))
+        wanted = list(self.dense.hidden)
+        for pair in pairs:
+            both = [self.dense.run_watched(pair.site.out, self.i, n) for n in numbers]
+            self.dense.hidden = [out for out, _ in both]
+            wanted = [stream + attended for stream, (_, attended) in zip(wanted, both, strict=True)]
+            self.i += 1
+        self.seen.clear()
+        if not own.own.removed and "outputs" in self.pieces:
+            _fit_outputs(self.own, own.own, own.own_layer, self.j, wanted, [])
+        if "downs" in self.pieces and (mlp := mlp_of(own.own)) is not None:
+            fit_down(self.own, mlp, self.j, self.dense.hidden)
+        self.own.hidden = [self.own.run(self.j, n) for n in numbers]
+        self.j += 1
 
     def _fit_down(self, kept: Sequence[_Pair], after: Sequence[Tensor]) -> None:
         for pair in kept:

@@ -8,7 +8,10 @@ from html import escape
 from headwise.records.plan import Plan
 from headwise.records.scores import Scores
 from headwise.records.shape import DIMS, ModelShape
-from headwise.report.scores import caption, names, rows
+from headwise.report.page.positions import positions_chart
+from headwise.report.page.template import table
+from headwise.report.practice import Rows, exercises
+from headwise.report.scores import caption, names, tables
 
 WIDTH, HEIGHT, LEFT, BELOW = 560, 220, 60, 40
 Curve = Sequence[tuple[str, int, Mapping[str, float]]]
@@ -16,11 +19,7 @@ Curve = Sequence[tuple[str, int, Mapping[str, float]]]
 
 def result_section(scores: Scores, plan: Plan, shape: ModelShape, curve: Curve = ()) -> str:
     """The scores as an HTML section, what was done to a model of ``shape``, and how healing went."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *names(scores)))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        for name, cells in rows(scores)
-    )
+    measures, *others = [(title, _table(scores, lines)) for title, lines in tables(scores)]
     kept = "".join(
         f"<tr><th scope='row'>{index}</th>"
         + "".join(
@@ -33,12 +32,29 @@ def result_section(scores: Scores, plan: Plan, shape: ModelShape, curve: Curve =
     titles = "".join(f'<th scope="col">{name}</th>' for name in columns)
     return f"""<section id="result" aria-labelledby="result-title">
     <h2 id="result-title">Before and after</h2>
-    <table class="scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+    {measures[1]}
     <p class="hint">{escape(caption(scores))} {escape(" ".join(scores.notes))}</p>
+    {positions_chart(scores)}
+    {"".join(f"<h3>{escape(title)}</h3>{shown}" for title, shown in others)}
+    {_needles(scores)}
     {_healing(curve) if curve else ""}
     <details><summary>What each layer keeps</summary>
     <table class="scores"><thead><tr>{titles}</tr></thead><tbody>{kept}</tbody></table></details>
   </section>"""
+
+
+def _table(scores: Scores, lines: Rows) -> str:
+    columns = ("", *names(scores))
+    return (
+        f'<div class="scroll"><table class="scores">{table(columns, [(n, *cells) for n, cells in lines])}</table></div>'
+    )
+
+
+def _needles(scores: Scores) -> str:
+    """Needles by length and depth at once."""
+    lines = exercises(scores, crossed=True)
+    shown = f"<details><summary>Needles by length and depth</summary>{_table(scores, lines)}</details>"
+    return shown if lines else ""
 
 
 def _healing(curve: Curve) -> str:

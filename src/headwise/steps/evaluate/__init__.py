@@ -17,7 +17,7 @@ from headwise.checkpoints.packed import codes_of
 from headwise.checkpoints.verify import DTYPES
 from headwise.data.calibration import Calibration
 from headwise.data.ready import are_batches
-from headwise.data.texts import Files
+from headwise.data.texts import Files, own_texts
 from headwise.families.shapes import shape_of
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
@@ -25,8 +25,20 @@ from headwise.files.writing import check_file
 from headwise.records.scores import ModelScores, Scores
 from headwise.records.settings import EvaluateConfig, OpenConfig, ReadConfig
 from headwise.runtime.cache import CacheSpec
-from headwise.steps.evaluate.candidates import Candidate, candidates_of, speed_lengths, where_to_run, window_of
+from headwise.steps.evaluate.candidates import (
+    SHORTEST,
+    SHORTEST_HAYSTACK,
+    SKILLS_AT,
+    SPEED_AT,
+    Candidate,
+    candidates_of,
+    lengths_of,
+    where_to_run,
+    window_of,
+)
 from headwise.steps.evaluate.measures import Reading, Ready, all_inputs, check_alike, quality_of, speeds_of
+from headwise.steps.evaluate.skills import Examination, check_writes
+from headwise.steps.evaluate.tasks import read_tasks, task_scores
 from headwise.tracing.labelled import Labels, accuracy, check_classifies
 from headwise.tracing.placement import evaluating, place, running
 from headwise.tracing.scoring import predicts_next
@@ -128,8 +140,14 @@ def _evaluate(
     shapes = [candidate.shape() for candidate in candidates]
     for candidate in candidates if labels is not None else ():
         check_classifies(candidate.kind(), candidate.name)
+    for candidate in candidates if config.skills or config.tasks is not None else ():
+        check_writes(candidate)
+    tasks = [] if config.tasks is None else read_tasks(config.tasks)
     window = window_of(candidates, shapes, config)
-    lengths = speed_lengths(candidates, shapes, config)
+    lengths = lengths_of(candidates, shapes, config.speed_at, SPEED_AT, SHORTEST)
+    haystacks = lengths_of(candidates, shapes, config.skills_at, SKILLS_AT, SHORTEST_HAYSTACK)
+    longest = min(shape.max_tokens for shape in shapes)
+    examination = Examination(haystacks, longest, config.seed) if config.skills else None
     words = Reading(text, reading, config.tokens, window, config.context is None) if inputs is None else None
     held: list[Ready] = []
     models: list[ModelScores] = []
@@ -146,6 +164,13 @@ def _evaluate(
                     right = accuracy(ready.model, candidate.name, loaded.tokenizer(), labels)
                     facts = replace(facts, accuracy=right)
                 measured, remarks = quality_of(ready, held, progress)
+                if examination is not None:
+                    prose = own_texts(evaluation=True)[0] if words is None else words.prose()
+                    skills, more = examination.of(ready, loaded.tokenizer(), prose, progress)
+                    facts, remarks = replace(facts, skills=skills), [*remarks, *more]
+                if tasks:
+                    given = task_scores(ready, loaded.tokenizer(), tasks, config.task_limit)
+                    facts = replace(facts, tasks=given)
                 models.append(replace(facts, **measured))
                 notes += [note for note in remarks if note not in notes]
                 if config.speed or not held:
@@ -158,7 +183,7 @@ def _evaluate(
         return Scores(
             models=tuple(models),
             text=_text(held[0].calibration, words),
-            settings=_settings(held[0].model),
+            settings={**_settings(held[0].model), **_asked(config)},
             versions={name: metadata.version(name) for name in ("headwise", "torch", "transformers")},
             notes=tuple(notes),
         )
@@ -211,6 +236,12 @@ def _text(calibration: Calibration | None, words: Reading | None) -> dict[str, A
         "tokens": calibration.tokens,
         **({} if words is None else {"context": words.context}),
     }
+
+
+def _asked(config: EvaluateConfig) -> dict[str, Any]:
+    """Settings of what models are asked, where they are asked anything."""
+    tasks = {} if config.tasks is None else {"tasks": config.tasks, "task_limit": config.task_limit}
+    return {**({"seed": config.seed} if config.skills else {}), **tasks}
 
 
 def _settings(model: PreTrainedModel) -> dict[str, Any]:

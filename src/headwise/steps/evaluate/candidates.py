@@ -17,8 +17,9 @@ from headwise.records.settings import EvaluateConfig, OpenConfig
 from headwise.records.shape import ModelShape
 
 CONTEXT, FEWEST_WINDOWS = 4096, 4
-SPEED_AT = (1024,)
+SPEED_AT, SKILLS_AT = (1024,), (256, 1024)
 SHORTEST = 16
+SHORTEST_HAYSTACK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,22 @@ def window_of(candidates: Sequence[Candidate], shapes: Sequence[ModelShape], con
     return context
 
 
-def speed_lengths(
-    candidates: Sequence[Candidate], shapes: Sequence[ModelShape], config: EvaluateConfig
+def lengths_of(
+    candidates: Sequence[Candidate],
+    shapes: Sequence[ModelShape],
+    wished: tuple[int, ...] | None,
+    usual: tuple[int, ...],
+    least: int,
 ) -> tuple[int, ...]:
-    """The lengths to time at: what is asked for, checked, or 1,024, or as far as the models go."""
-    if config.speed_at is None:
+    """The lengths that are asked for, checked; or the usual ones that all models read, or as far as they go."""
+    if wished is None:
         longest = min(shape.max_tokens for shape in shapes)
-        return tuple(length for length in SPEED_AT if length <= longest) or (longest,)
-    for length in config.speed_at:
-        if length < SHORTEST:
-            raise InputError(f"A length of {length} tokens is too short to time; the shortest is {SHORTEST}.")
+        return tuple(length for length in usual if length <= longest) or (longest,)
+    for length in wished:
+        if length < least:
+            raise InputError(f"A length of {length} tokens is too short to measure at; the shortest is {least}.")
         _check_length(candidates, shapes, length)
-    return tuple(sorted(set(config.speed_at)))
+    return tuple(sorted(set(wished)))
 
 
 def _check_length(candidates: Sequence[Candidate], shapes: Sequence[ModelShape], length: int) -> None:

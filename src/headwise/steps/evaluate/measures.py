@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headwise.checkpoints.loaded import Loaded
 from headwise.data.calibration import Calibration, check_reads_text, evaluation_windows
 from headwise.data.ready import input_calibration
-from headwise.data.texts import Text, texts_of
+from headwise.data.texts import Text, own_texts, texts_of
 from headwise.data.windows import has_chat, tokenise
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress
@@ -69,6 +69,10 @@ class Reading:
         return evaluation_windows(
             model, shape, source, tokenizer, self._texts, self.tokens, self.context, accept=accept
         )
+
+    def prose(self) -> Text:
+        """The first prose of what is read, or headwise's own where it holds none."""
+        return next((text for text in self._texts if text.passages), own_texts(evaluation=True)[0])
 
 
 def all_inputs(loaded: Loaded, inputs: Any, tokens: int) -> Calibration:

@@ -193,17 +193,16 @@ def _check_pair(
     plan.check(before)
     if plan.fingerprint not in ("", fingerprint(teacher)):
         raise InputError(f"{names[0]} was not cut from {names[1]}: it has the same shape, but other weights.")
-    after = plan.after(before)
-    kept = [i for i, layer in enumerate(after) if layer is not None]
+    after, kept = plan.after(before), plan.made_of()
     if len(shape_of(student).layers) != len(kept):
         raise InputError(f"{names[0]} is not what its plan.json says; heal what headwise compress wrote.")
     sizes = [getattr(model.config, "vocab_size", None) for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise InputError(f"{names[0]} knows {sizes[0]} tokens and {names[1]} {sizes[1]}: not the same tokenizer.")
-    parts = [{change.acts_on for change in plan.layers[i]} for i in kept]
+    parts = [{change.acts_on for i in run for change in plan.layers[i]} for run in kept]
     there = [j for j, layer in enumerate(layer for layer in after if layer is not None) if layer.heads]
-    cut = [j for j in there if "attention" in parts[j]]
-    mlps = [j for j, part in enumerate(parts) if "mlp" in part]
+    cut = [j for j in there if parts[j] & {"attention", "blocks"}]
+    mlps = [j for j, part in enumerate(parts) if part & {"mlp", "blocks"}]
     return (cut if cut or mlps else there), mlps
 
 

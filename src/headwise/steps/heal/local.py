@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headwise.families.mlp import mlp_of
-from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.errors import Failed
 from headwise.files.progress import Progress
 from headwise.records.healing import HealConfig
-from headwise.records.plan import Plan
+from headwise.records.plan import Plan, runs
 from headwise.runtime.cache import CacheSpec
 from headwise.tracing.rounding import rounding
 from headwise.tracing.stream import Stream
@@ -88,22 +87,25 @@ def _one_by_one(
     with torch.no_grad():
         before, now = Stream(teacher, batches), Stream(student, batches)
     saved = time.monotonic()
-    sites = iter(enumerate(sites_of(student)))
-    for i, (site, after_plan) in enumerate(zip(sites_of(teacher), plan.after(shape_of(teacher)), strict=True)):
+    students = {run[0]: (j, own) for j, (run, own) in enumerate(zip(plan.made_of(), sites_of(student), strict=True))}
+    teachers = sites_of(teacher)
+    for run in runs(plan.layers):
+        i, behind = run[0], run[-1] + 1
         progress(i, len(plan.layers), "healing layer by layer")
-        after, given = [], []
-        with torch.no_grad():
-            for n in range(len(batches)):
-                out, attended = before.run_watched(site.out, i, n)
-                after.append(out)
-                given.append(attended)
-        if after_plan is not None:
-            j, own = next(sites)
+        entered, added = before.hidden, [torch.zeros(()) for _ in batches]
+        for number in run:  # blocks that became one learn what all of them added, then what came out of the last
+            with torch.no_grad():
+                both = [before.run_watched(teachers[number].out, number, n) for n in range(len(batches))]
+                before.hidden = [out for out, _ in both]
+                added = [total + own for total, (_, own) in zip(added, both, strict=True)]
+        if i in students:
+            j, own = students[i]
             if i >= done:
-                wanted = given
-                if not site.stack.norm_behind:
-                    wanted = [b + a for b, a in zip(before.hidden, given, strict=True)]
-                for part, task in (("attention", _attention(now, own, j, wanted)), ("mlp", _mlp(now, own, j, after))):
+                wanted = added
+                if not teachers[i].stack.norm_behind:
+                    wanted = [stream + total for stream, total in zip(entered, added, strict=True)]
+                tasks = ("attention", _attention(now, own, j, wanted)), ("mlp", _mlp(now, own, j, before.hidden))
+                for part, task in tasks:
                     error = _train(task, [batch.get("attention_mask") for batch in batches], config)
                     if error is not None and not math.isfinite(error[1]):
                         raise Failed(
@@ -116,9 +118,8 @@ def _one_by_one(
                         )
             with torch.no_grad():
                 now.hidden = [now.run(j, n) for n in range(len(batches))]
-        before.hidden = after
         if i >= done and time.monotonic() - saved > SECONDS_BETWEEN:
-            work.save(STAGE, i + 1, trained_weights(student))
+            work.save(STAGE, behind, trained_weights(student))
             saved = time.monotonic()
 
 

@@ -16,7 +16,7 @@ from headwise.linalg.masks import coherence
 from headwise.linalg.spectra import Basis, dims_holding, product_spectrum, weighted_spectrum
 from headwise.linalg.sums import Sums
 from headwise.planning.sensitivity import best_split, cut_curve
-from headwise.records.profile import MLP_PARTS, SHARES, LayerProfile, rounded
+from headwise.records.profile import MLP_PARTS, PARTS, SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
 from headwise.tracing.channels import channel_losses
@@ -53,8 +53,11 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
         quantities |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(layer, sums).items()}
     if sums.has("mlp_fisher"):
         quantities["mlp_damage"] = _channel_damage(sums)
-    if collector.left_out:
-        quantities["left_out"] = collector.left_out[i]
+    if collector.substituted:
+        losses = collector.substituted[i]
+        quantities["left_out"] = [losses[part] for part in PARTS]
+        if "flattened" in losses:
+            quantities["flattened"] = losses["flattened"]
     if collector.maps:
         quantities |= {
             **_spectra(site, layer, sums, gram),

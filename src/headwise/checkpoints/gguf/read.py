@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from headwise.checkpoints.gguf.package import library
 from headwise.data.processors import open_tokenizer
 from headwise.files.errors import InputError
 from headwise.files.locks import locking
@@ -45,11 +46,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 def _reader(file: Path) -> Any:
     try:
-        from gguf import GGUFReader  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise InputError('Reading GGUF files needs another package: pip install "headwise[demo]".') from None
-    try:
-        reader = GGUFReader(file)
+        reader = library().GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:  # the reader indexes into short files
         raise InputError(f"{file} is not a readable GGUF file: {error}.") from None
     architecture = reader.fields["general.architecture"].contents()
@@ -59,12 +56,10 @@ def _reader(file: Path) -> Any:
 
 
 def _model(reader: Any) -> LlamaForCausalLM:
-    from gguf import dequantize  # noqa: PLC0415 - an extra
-
     config = _config(reader)
     state = {}
     for tensor in reader.tensors:
-        weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        weight = torch.tensor(library().dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
         name = _name(tensor.name)
         if ".q_proj" in name:
             weight = _unpermute(weight, config.num_attention_heads)
