@@ -84,7 +84,7 @@ from headwise.steps.heal import heal_model
 from headwise.tracing.forward import forward
 from headwise.tracing.speed import decoder_speed
 from headwise.tracing.stream import Stream
-from headwise.tracing.substitution import left_out
+from headwise.tracing.substitution import substituted
 
 SEED = 0
 CALIBRATION_TOKENS = 8192
@@ -149,7 +149,7 @@ def blocks_by_loss(measured: Measured, share: float) -> PreTrainedModel:
             return measured.reduce(layers, {}, ())
         if dropped:
             model = build_reduced(measured.model, Plan.make(measured.shape, layers), share=True).eval()
-        losses = [block for _, block in left_out(model, measured.batches)]
+        losses = [each["block"] for each in substituted(model, measured.batches)]
         del staying[losses.index(min(losses))]
 
 

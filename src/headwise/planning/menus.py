@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
-from headwise.planning.knapsack import Option, frontier
+from headwise.planning.knapsack import Option, frontier, lower_hull, rate
 from headwise.records.change import Change
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
 
 ATTENTION = "attention"  # the part that every layer has a menu for
+BLOCK = "block"  # the part whose options are taken instead of those of all other parts
 Part = tuple[int, str]  # the number of a layer and the name of what changes in it
 MenuItem = tuple[Part, Option]
 Menus = dict[Part, list[Option]]
@@ -84,8 +86,37 @@ def every_option(request: MenuRequest, sources: Iterable[Callable[[MenuRequest],
 
 
 def worthwhile(request: MenuRequest, menus: Menus) -> Menus:
-    """``menus`` in order, without options that save nothing, where there is but one thing to save."""
+    """``menus`` in order, without options that save nothing, where there is but one thing to save.
+
+    There whole blocks compete with all that could become of their parts together; elsewhere they are not offered.
+    """
     if len(request.costs) > 1:
-        return {part: menus[part] for part in sorted(menus)}
+        return {part: menus[part] for part in sorted(menus) if part[1] != BLOCK}
     saving = {part: [option for option in menu if option.cost <= menu[0].cost] for part, menu in menus.items()}
-    return {part: frontier(saving[part]) for part in sorted(menus)}
+    kept = {part: frontier(saving[part]) for part in sorted(menus)}
+    for number, blocks in [(number, kept.pop((number, name))) for number, name in sorted(menus) if name == BLOCK]:
+        parts = [part for part in kept if part[0] == number]
+        together = reduce(_together, (kept.pop(part) for part in parts))
+        kept[number, ATTENTION] = frontier([*together, *blocks])
+    return {part: kept[part] for part in sorted(kept)}
+
+
+def _together(one: Sequence[Option], other: Sequence[Option]) -> list[Option]:
+    """The lower convex hull of what two parts of a layer may become together, both as they are first."""
+    hulls = lower_hull(one), lower_hull(other)
+    places, full = [0, 0], one[0].cost
+
+    def taken() -> Option:
+        first, second = (each[place] for each, place in zip(hulls, places, strict=True))
+        changes = partial(_both, first.changes, second.changes)
+        return Option(first.cost + second.cost - full, first.loss + second.loss, changes)
+
+    options = [taken()]
+    while steps := [n for n in (0, 1) if places[n] + 1 < len(hulls[n])]:
+        places[min(steps, key=lambda n: rate(hulls[n], places[n]))] += 1
+        options.append(taken())
+    return options
+
+
+def _both(*changes: Callable[[], tuple[Change, ...]]) -> tuple[Change, ...]:
+    return tuple(change for each in changes for change in each())
