@@ -78,29 +78,33 @@ def fit_temperature(hessian_HNKK: Tensor, gradient_HNK: Tensor, queries_HNK: Ten
 class OutputFit:
     """Weighted ridge regression of a layer's output error on the outputs of its heads, summed batch by batch.
 
-    The penalty is cross-validated: fitted to one half of every batch, each is scored on the other.
+    The penalty is cross-validated: fitted to one half of every batch, each is scored on the other. Tokens that are held
+    out are not fitted to: what does not lower their error is not worth anything.
     """
 
     def __init__(self) -> None:
         self._halves: list[tuple[Tensor, Tensor]] = []
+        self._held_out: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, heads_NC: Tensor, error_ND: Tensor, weight_N: Tensor) -> None:
+    def add(self, heads_NC: Tensor, error_ND: Tensor, weight_N: Tensor, *, held_out: bool = False) -> None:
         """Add tokens: all heads' outputs, the error left after their projection, and the weight of each token."""
         middle = len(heads_NC) // 2
-        for half, some in enumerate((slice(None, middle), slice(middle, None))):
+        parts = (slice(None),) if held_out else (slice(None, middle), slice(middle, None))
+        total = self._held_out if held_out else self._halves
+        for place, some in enumerate(parts):
             heads, error = heads_NC[some], error_ND[some]
             weighted = heads * weight_N[some, None]
             sums = (weighted.mT @ heads).double(), (weighted.mT @ error).double()
-            if len(self._halves) <= half:
-                self._halves.append(sums)
+            if len(total) <= place:
+                total.append(sums)
             else:
-                gram, cross = self._halves[half]
-                self._halves[half] = gram + sums[0], cross + sums[1]
+                gram, cross = total[place]
+                total[place] = gram + sums[0], cross + sums[1]
 
     def solve(self) -> Tensor:
         """The correction (C, D), each head coordinate shrunk in proportion to its energy, whatever its scale.
 
-        Zero where no penalty lowers the error on the other half.
+        Zero where no penalty lowers the error on the other half, or the chosen one that of tokens held out.
         """
         assert self._halves, "nothing was added"
         one, other = self._halves
@@ -113,7 +117,9 @@ class OutputFit:
             return sum(_error(seen, _ridge(fitted, root, PENALTIES[place])).item() for seen, fitted in fits)
 
         best, error = _lowest(crossed, len(PENALTIES), LIKELY)
-        return _ridge(both, root, PENALTIES[best]) if error < 0 else torch.zeros_like(both[1])
+        correction = _ridge(both, root, PENALTIES[best])
+        helps = error < 0 and all(_error(sums, correction) < 0 for sums in self._held_out)
+        return correction if helps else torch.zeros_like(both[1])
 
 
 def _lowest(error: Callable[[int], float], count: int, start: int) -> tuple[int, float]:
