@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
-from headwise.planning.knapsack import Option, frontier, lower_hull, rate
+from headwise.planning.knapsack import Option, along_hulls, frontier
 from headwise.records.change import Change
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
@@ -25,7 +25,7 @@ class MenuRequest:
 
     ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
     the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or
-    "none", ``merge`` whether heads may be merged.
+    "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
     """
 
     profile: Profile
@@ -34,6 +34,7 @@ class MenuRequest:
     protect: Collection[int] = ()
     cache: str = "none"
     merge: bool = False
+    absorb: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerShape]]:
         """Numbers and shapes of the layers that may change: measured, and not protected."""
@@ -95,28 +96,18 @@ def worthwhile(request: MenuRequest, menus: Menus) -> Menus:
     saving = {part: [option for option in menu if option.cost <= menu[0].cost] for part, menu in menus.items()}
     kept = {part: frontier(saving[part]) for part in sorted(menus)}
     for number, blocks in [(number, kept.pop((number, name))) for number, name in sorted(menus) if name == BLOCK]:
-        parts = [part for part in kept if part[0] == number]
-        together = reduce(_together, (kept.pop(part) for part in parts))
+        together = _together([kept.pop(part) for part in list(kept) if part[0] == number])
         kept[number, ATTENTION] = frontier([*together, *blocks])
     return {part: kept[part] for part in sorted(kept)}
 
 
-def _together(one: Sequence[Option], other: Sequence[Option]) -> list[Option]:
-    """The lower convex hull of what two parts of a layer may become together, both as they are first."""
-    hulls = lower_hull(one), lower_hull(other)
-    places, full = [0, 0], one[0].cost
-
-    def taken() -> Option:
-        first, second = (each[place] for each, place in zip(hulls, places, strict=True))
-        changes = partial(_both, first.changes, second.changes)
-        return Option(first.cost + second.cost - full, first.loss + second.loss, changes)
-
-    options = [taken()]
-    while steps := [n for n in (0, 1) if places[n] + 1 < len(hulls[n])]:
-        places[min(steps, key=lambda n: rate(hulls[n], places[n]))] += 1
-        options.append(taken())
-    return options
+def _together(menus: Sequence[Sequence[Option]]) -> Iterator[Option]:
+    """What the parts of a layer may become together, at least loss, first as they are."""
+    full = menus[0][0].cost
+    for options in along_hulls(menus):
+        cost = sum(option.cost for option in options) - full * (len(options) - 1)
+        yield Option(cost, sum(option.loss for option in options), partial(_all_changes, options))
 
 
-def _both(*changes: Callable[[], tuple[Change, ...]]) -> tuple[Change, ...]:
-    return tuple(change for each in changes for change in each())
+def _all_changes(options: Sequence[Option]) -> tuple[Change, ...]:
+    return tuple(change for option in options for change in option.changes())
