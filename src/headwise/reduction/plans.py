@@ -32,10 +32,10 @@ def plan_for(
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
     Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache`` says how the KV
-    cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where decode time is
-    limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none" leaves it as
-    it is.
+    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache``
+    says how the KV cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where
+    decode time is limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none"
+    leaves it as it is.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
