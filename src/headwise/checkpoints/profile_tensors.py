@@ -62,6 +62,13 @@ def shared_kinds(layer: LayerShape) -> Kinds:
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 
+def absorbed_kinds(layer: LayerShape) -> Kinds:
+    """The tensors that a profile also holds of a layer whose blocks of heads may cache latents."""
+    A, R = layer.value_groups, layer.joint_group_width
+    shapes = dict.fromkeys(("second", "clipped", "gradient"), (A, R, R))
+    return {f"absorbed_{name}": (torch.float32, shape) for name, shape in {"mean": (A, R), **shapes}.items()}
+
+
 def mlp_kinds(layer: LayerShape) -> Kinds:
     """The tensor that a profile also holds of a layer whose MLP can be cut: its channels, the one felt most first."""
     return {} if layer.mlp is None else {"mlp_order": (torch.int32, (layer.mlp.channels,))}
@@ -72,7 +79,7 @@ def check_profile_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, T
     expected = {}
     for i, layer in enumerate(shape.layers):
         own = dict(layer_kinds(layer))
-        for kinds in (code_kinds(layer), shared_kinds(layer), mlp_kinds(layer)):
+        for kinds in (code_kinds(layer), shared_kinds(layer), absorbed_kinds(layer), mlp_kinds(layer)):
             own |= dict(kinds) if any(f"{i}.{name}" in tensors for name in kinds) else {}
         expected |= {f"{i}.{name}": kind for name, kind in own.items()}
     measured = {name: tensor for name, tensor in tensors.items() if not name.startswith((INPUTS, HELD_OUT))}

@@ -62,7 +62,7 @@ def plan(
     if file is not None:
         check_file(file)
     options = options_of(config)
-    folder = _profile_of(source, text, reading, opening)
+    folder = _profile_of(source, text, reading, opening, positions=config.absorb)
     if limit is not None and limit.timed:
         with importing():
             from headwise.pipelines.plans import timed
@@ -100,7 +100,9 @@ def _is_model(source: str) -> bool:
     return path.name != "profile.json" and not (path / "profile.json").is_file()
 
 
-def _profile_of(source: str, text: list[str] | None, reading: ReadConfig, opening: OpenConfig) -> Path:
+def _profile_of(
+    source: str, text: list[str] | None, reading: ReadConfig, opening: OpenConfig, *, positions: bool
+) -> Path:
     """The folder of a profile: ``source`` itself, or where the model ``source`` is measured for planning."""
     path = Path(source).expanduser()
     if not _is_model(source):
@@ -115,7 +117,7 @@ def _profile_of(source: str, text: list[str] | None, reading: ReadConfig, openin
             source,
             folder,
             texts=text or (),
-            config=InspectConfig(maps=False),
+            config=InspectConfig(maps=False, positions=positions),
             reading=reading,
             opening=opening,
             progress=progress,

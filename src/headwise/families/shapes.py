@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headwise.families.absorbed import absorbed_shape
 from headwise.families.known import family_of
 from headwise.families.mlp import mlp_of
 from headwise.families.sites import Site, base_type, matrix, sites_of
@@ -112,6 +113,7 @@ def _layer(model: PreTrainedModel, site: Site, sites: list[Site], rotary: int) -
         window=_window(model.config, site),
         biases=_biases(site),
         norm=_norm_kind(norms),
+        absorbed=absorbed_shape(site.module),
         **common,
     )
 

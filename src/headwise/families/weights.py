@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from headwise.families.absorbed import AbsorbedWeights, is_absorbed, read_absorbed
 from headwise.families.sites import Site, is_transposed, matrix
 from headwise.files.errors import InputError
 
@@ -21,7 +22,8 @@ class AttentionWeights:
 
     Rotary coordinates stand first in a head, pair ``p`` in coordinates ``p`` and ``p + P``; ``rope_pairs_GP`` names
     the frequency of each pair (None: all, in order). Under latent attention (MLA) the matrices are the products
-    through the latents, up to the scalar by which the latents' RMS norms divide each token.
+    through the latents, up to the scalar by which the latents' RMS norms divide each token. Where ``absorbed`` says
+    what is cached, keys and values are those that it stands for: they follow from it.
     """
 
     w_q_HKD: Tensor
@@ -37,6 +39,7 @@ class AttentionWeights:
     norm_k: Tensor | None = None
     rotary: int = 0
     rope_pairs_GP: Tensor | None = None
+    absorbed: AbsorbedWeights | None = None
 
 
 def read_attention(site: Site, rotary: int) -> AttentionWeights:
@@ -50,6 +53,8 @@ def read_attention(site: Site, rotary: int) -> AttentionWeights:
         raise InputError(f"{site.path} has no attention to read.")
     if site.family.latent:
         return _read_latent(site, rotary)
+    if is_absorbed(site.module):
+        return _read_absorbed(site, rotary)
     K = site.head_width
     (w_q, w_k, w_v), (b_q, b_k, b_v) = _projections(site, K)
     out = matrix(site.out)
@@ -81,11 +86,14 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
     """
     family, module = site.family, site.module
     parts = [(weights.w_q_HKD, weights.b_q_HK), (weights.w_k_GKD, weights.b_k_GK), (weights.w_v_GVD, weights.b_v_GV)]
+    if weights.absorbed is not None:
+        parts[1:] = _put_absorbed(module, weights.absorbed, weights.rope_pairs_GP)
     if family.fused and not site.reduced:
         fill(getattr(module, family.fused), *_fuse(parts, family.fused_by))
     else:
         for name, (weight, bias) in zip((family.q, family.k, family.v), parts, strict=True):
-            fill(getattr(module, name), weight.flatten(0, 1), None if bias is None else bias.flatten())
+            if weight.numel():
+                fill(getattr(module, name), weight.flatten(0, 1), None if bias is None else bias.flatten())
     fill(site.out, weights.w_o_HVD.flatten(0, 1).T, weights.b_o_D)
     for name, norm in zip(family.norms, (weights.norm_q, weights.norm_k), strict=False):
         if norm is not None:
@@ -114,6 +122,8 @@ def balanced(weights: AttentionWeights) -> AttentionWeights:
     A reduction leaves the two at any scale; an optimizer that moves every weight by as much would ruin the smaller
     ones first.
     """
+    if weights.absorbed is not None:
+        return weights
     w_v, w_o = weights.w_v_GVD, weights.w_o_HVD
     out_norm_GV = w_o.unflatten(0, (len(w_v), -1)).square().sum(-1).mean(1).sqrt()
     value_norm_GV = w_v.square().sum(-1).sqrt()
@@ -126,6 +136,58 @@ def balanced(weights: AttentionWeights) -> AttentionWeights:
         b_v_GV=None if weights.b_v_GV is None else weights.b_v_GV * factor_GV,
         w_o_HVD=w_o / factor_HV[..., None],
     )
+
+
+def blocks_of(weights: AttentionWeights, joined: int) -> Tensor:
+    """What each block would cache, (M, W, D), or (M, W, D + 1) with biases as what a constant input would add."""
+    biases = (weights.b_k_GK, weights.b_v_GV)
+    parts = []
+    for weight, bias in zip((weights.w_k_GKD, weights.w_v_GVD), biases, strict=True):
+        rows = weight.detach().double().cpu()
+        if any(each is not None for each in biases):
+            last = rows.new_zeros(rows.shape[:2]) if bias is None else bias.detach().double().cpu()
+            rows = torch.cat((rows, last[..., None]), dim=-1)
+        parts.append(rows.unflatten(0, (-1, joined)).flatten(1, 2))
+    return torch.cat(parts, dim=1)
+
+
+def _read_absorbed(site: Site, rotary: int) -> AttentionWeights:
+    """Attention that reads latents, with the keys and values that it would read in their stead."""
+    module, family = site.module, site.family
+    absorbed = read_absorbed(module, getattr(module, family.k), getattr(module, family.v))
+    queries, H = getattr(module, family.q), module.heads
+    w_k, b_k = absorbed.keys(rotary // 2)
+    w_v, b_v = absorbed.values()
+    return AttentionWeights(
+        w_q_HKD=matrix(queries).unflatten(0, (H, -1)),
+        w_k_GKD=w_k,
+        w_v_GVD=w_v,
+        w_o_HVD=matrix(site.out).T.unflatten(0, (H, -1)),
+        scale=float(module.scaling),
+        b_q_HK=None if queries.bias is None else queries.bias.unflatten(0, (H, -1)),
+        b_k_GK=b_k,
+        b_v_GV=b_v,
+        b_o_D=cast(Tensor | None, site.out.bias),
+        rotary=rotary,
+        rope_pairs_GP=module.rope_pairs,
+        absorbed=absorbed,
+    )
+
+
+def _put_absorbed(
+    module: nn.Module, absorbed: AbsorbedWeights, pairs_GP: Tensor | None
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Copy the maps and the list of cached pairs; returns weights and biases of the two projections."""
+    for name, value in (
+        ("factors", absorbed.factors_2GP),
+        ("key_maps", absorbed.key_maps_GFR),
+        ("value_maps", absorbed.value_maps_GRV),
+        ("value_shift", absorbed.shift_GV),
+    ):
+        put(module, name, value)
+    if pairs_GP is not None:
+        module.cached_rope_pairs = pairs_GP[0][absorbed.places_MP]
+    return [(absorbed.w_pairs_MCD, absorbed.b_pairs_MC), (absorbed.w_latent_MRD, absorbed.b_latent_MR)]
 
 
 def attention_projections(site: Site) -> list[Any]:

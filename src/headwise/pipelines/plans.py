@@ -99,6 +99,7 @@ def options_of(config: PlanConfig) -> dict[str, Any]:
         "protect": protected,
         "uniform": config.uniform,
         "merge": config.merge_heads,
+        "absorb": config.absorb,
         "cache": config.cache,
     }
 

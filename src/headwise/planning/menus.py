@@ -23,7 +23,7 @@ class MenuRequest:
 
     ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
     the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or
-    "none", ``merge`` whether heads may be merged.
+    "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
     """
 
     profile: Profile
@@ -32,6 +32,7 @@ class MenuRequest:
     protect: Collection[int] = ()
     cache: str = "none"
     merge: bool = False
+    absorb: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerShape]]:
         """Numbers and shapes of the layers that may change: measured, and not protected."""

@@ -114,6 +114,10 @@ def _flops(layer: LayerShape, shape: ModelShape, context: int) -> tuple[int, int
     # MLA caches latents, and transformers expands all of them again for every new token.
     expansion = 2 * layer.latent_expansion
     decode = weights + rest + per_key * _visible(layer, context + 1) + expansion * context
+    if layer.absorbed:  # many tokens at once read keys and values, a single one what stands for them
+        per_latent = 4 * layer.heads * (layer.absorbed.pairs + layer.absorbed.rank)
+        decode = weights + rest + 2 * layer.heads * layer.reading + per_latent * _visible(layer, context + 1)
+        weights += 2 * layer.kv_heads * layer.reading
     if source:  # the decoder of an encoder-decoder sees no input tokens
         return 0, decode
     return weights + rest + per_key * _visible_sum(layer, context) // context, decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwise.records.healing import HealConfig
 from headwise.records.settings import (
@@ -17,7 +17,10 @@ from headwise.records.settings import (
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Settings of each step. Without ``heal`` nothing is healed; windows to evaluate on are as those measured on."""
+    """Settings of each step. Without ``heal`` nothing is healed; windows to evaluate on are as those measured on.
+
+    What a plan asks for is measured.
+    """
 
     inspect: InspectConfig = field(default_factory=InspectConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -26,3 +29,7 @@ class RunConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     reading: ReadConfig = field(default_factory=ReadConfig)
     opening: OpenConfig = field(default_factory=OpenConfig)
+
+    def __post_init__(self) -> None:
+        if self.plan.absorb:
+            object.__setattr__(self, "inspect", replace(self.inspect, positions=True))

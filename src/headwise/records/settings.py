@@ -72,6 +72,9 @@ class InspectConfig:
         read=read_windows,
     )
     seed: int = option(0, "Seed of the labels sampled from the model.")
+    positions: bool = option(
+        False, "Also measure which RoPE pairs may lose their position, for plans with --absorb.", "--positions"
+    )
     maps: bool = True
 
 
@@ -137,6 +140,12 @@ class PlanConfig:
         "Also merge neighbouring key/value heads, without rounding (--cache none) or --uniform: a smaller cache, but "
         "more weights, and a slow refit.",
         "--merge-heads",
+    )
+    absorb: bool = option(
+        False,
+        "Also let blocks of heads cache a few RoPE pairs and one latent, which are read as they are, without rounding "
+        "(--cache none); of a profile that was measured with --positions.",
+        "--absorb",
     )
     cache: Rounding = option(
         "mixed",

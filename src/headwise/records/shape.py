@@ -40,6 +40,30 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsorbedShape:
+    """What a layer caches that reads its cache without rebuilding keys and values.
+
+    Each block of ``joined`` key/value heads caches ``pairs`` RoPE pairs, mixed across its heads, and one latent of
+    ``rank`` numbers without a position, for its values and for everything of its keys that RoPE does not turn.
+    """
+
+    joined: int
+    pairs: int
+    rank: int
+
+    @property
+    def width(self) -> int:
+        """Numbers that a block caches for one token."""
+        return 2 * self.pairs + self.rank
+
+    @classmethod
+    def read(cls, row: Reader) -> AbsorbedShape:
+        """These widths out of a JSON file."""
+        row.only(*(item.name for item in fields(cls)))
+        return cls(row.integer("joined", least=1), row.integer("pairs", least=0), row.integer("rank", least=1))
+
+
+@dataclass(frozen=True, slots=True)
 class MlpShape:
     """The MLP of a block: its ``channels``, what one of them has, and what leaves with the last one.
 
@@ -70,7 +94,8 @@ class LayerShape:
     cannot be cut). ``cache`` says what fills the KV cache: every token (decoders), the source once (cross attention),
     nothing (encoders). ``own_norm`` counts the parameters of norms that serve this attention alone and leave with it;
     ``rest_parameters`` and ``rest_matmul`` belong to the rest of the block (MLP, other norms), of which ``mlp`` tells
-    the part that can be cut (None: nothing). ``packed`` tells of a cache that holds rounded numbers.
+    the part that can be cut (None: nothing). ``packed`` tells of a cache that holds rounded numbers, ``absorbed`` of
+    one that holds neither keys nor values: widths are then those of the keys and values that it stands for.
     """
 
     heads: int
@@ -88,6 +113,7 @@ class LayerShape:
     rest_matmul: int = 0
     packed: Packed | None = None
     mlp: MlpShape | None = None
+    absorbed: AbsorbedShape | None = None
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "qk_dim", "v_dim", "rotary"):
@@ -109,6 +135,8 @@ class LayerShape:
             raise InputError(f"{self.rotary} coordinates cannot be rotary in heads of width {self.qk_dim}.")
         if self.rotary % 2:
             raise InputError(f"{self.rotary} coordinates cannot be rotary: an odd rotary width cuts a pair in half.")
+        if self.absorbed and self.kv_heads % self.absorbed.joined:
+            raise InputError(f"{self.kv_heads} key/value heads make no blocks of {self.absorbed.joined}.")
 
     @classmethod
     def read(cls, row: Reader) -> LayerShape:
@@ -124,6 +152,7 @@ class LayerShape:
             "latent": Latent.read(row.child("latent")) if row.has("latent") else None,
             "packed": Packed.read(row.child("packed")) if row.has("packed") else None,
             "mlp": MlpShape.read(row.child("mlp")) if row.has("mlp") else None,
+            "absorbed": AbsorbedShape.read(row.child("absorbed")) if row.has("absorbed") else None,
             "cache": row.choice("cache", get_args(Cache)),
             "biases": biases,
             "norm": row.choice("norm", get_args(Norm)),
@@ -164,7 +193,7 @@ class LayerShape:
     @property
     def joinable(self) -> tuple[int, ...]:
         """How many neighbouring key/value heads may be merged into one: those of a group of values, or fewer."""
-        if not self.heads or self.latent or self.norm != "none" or self.cache != "tokens":
+        if not self.heads or self.latent or self.absorbed or self.norm != "none" or self.cache != "tokens":
             return ()
         group = self.kv_heads // self.value_groups
         return tuple(size for size in range(2, group + 1) if not group % size)
@@ -176,7 +205,21 @@ class LayerShape:
             return 0
         if self.latent:
             return self.latent.kv_rank + self.latent.rope_dim
+        return self.kv_width
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that come out of the projections of keys and values for one token."""
+        if self.absorbed:
+            return self.kv_heads // self.absorbed.joined * self.absorbed.width
         return self.kv_heads * (self.qk_dim + self.v_dim)
+
+    @property
+    def reading(self) -> int:
+        """Weights by which a key/value head reads what its block caches; of queries those that are multiplied."""
+        if not self.absorbed:
+            return 0
+        return self.absorbed.rank * (self.qk_dim - self.rotary + self.v_dim)
 
     def with_channels(self, channels: int) -> LayerShape:
         """This layer with an MLP of so many channels; 0: without one."""
@@ -219,7 +262,7 @@ class LayerShape:
             )
             down = width * (self.latent.kv_rank + self.latent.rope_dim)
             return queries + down + self.latent_expansion + self.heads * self.v_dim * width
-        return width * (self.heads + self.kv_heads) * (self.qk_dim + self.v_dim)
+        return width * (self.heads * (self.qk_dim + self.v_dim) + self.kv_width)
 
     @property
     def latent_expansion(self) -> int:
@@ -243,9 +286,13 @@ class LayerShape:
                 "v": self.kv_heads * self.v_dim,
                 "o": width,
             }
+            if self.absorbed:
+                blocks = self.kv_heads // self.absorbed.joined
+                bias_sizes |= {"k": 2 * blocks * self.absorbed.pairs, "v": blocks * self.absorbed.rank}
             copies = {"none": 0, "shared": 2, "per-head": self.heads + self.kv_heads, "affine": 4}
             norms = copies[self.norm] * self.qk_dim
-        return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms
+        maps = self.kv_heads * (self.reading + 2 * self.absorbed.pairs + self.v_dim) if self.absorbed else 0
+        return self.matmul_weights(width) + sum(bias_sizes[name] for name in self.biases) + norms + maps
 
 
 class Reshaping(Protocol):

@@ -78,6 +78,13 @@ def decode_work(layer: LayerShape, shape: ModelShape, context: int) -> dict[str,
     if not layer.heads:
         return work
     tokens, packed = layer.cached_tokens(context, shape.source_tokens), layer.packed
+    if layer.absorbed:
+        return work | {
+            "absorbed": 1,
+            "absorbed numbers": tokens * layer.cached_per_token,
+            "absorbed products": 2 * tokens * layer.heads * (layer.absorbed.pairs + layer.absorbed.rank),
+            "absorbed scores": tokens * layer.heads,
+        }
     if packed is None:
         return work | {
             "dense": 1,

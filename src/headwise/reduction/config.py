@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -142,8 +142,10 @@ def _layer_entry(kept: Kept, slot: int | None, full_pairs: int) -> dict[str, Any
         norms = [block + path.removeprefix(site.block_path) for path in site.norm_paths]
         return {**entry, "norms": norms, **kept.entry}
     pairs = layer.rotary // 2
+    absorbed = {} if layer.absorbed is None else {"absorbed": asdict(layer.absorbed)}
     return {
         **entry,
+        **absorbed,
         "kv_heads": layer.kv_heads,
         "qk_dim": layer.qk_dim,
         "v_dim": layer.v_dim,
@@ -187,12 +189,17 @@ def _state_per_layer(config: PreTrainedConfig, layers: list[dict[str, Any]], sha
     config.per_layer_config = {
         index: {
             "num_attention_heads": layer["heads"],
-            "num_key_value_heads": layer["kv_heads"],
-            "head_dim": layer["qk_dim"],
-            "qk_head_dim": layer["qk_dim"],
-            "v_head_dim": layer["v_dim"],
+            **_cached(layer),
         }
         if layer["heads"]
         else {"skip": ["attention"]}
         for index, layer in enumerate(layers)
     }
+
+
+def _cached(layer: Mapping[str, Any]) -> dict[str, int]:
+    """The heads and widths of what a layer gives to the cache; latents stand in the place of keys."""
+    heads, qk_dim, v_dim, absorbed = layer["kv_heads"], layer["qk_dim"], layer["v_dim"], layer.get("absorbed")
+    if absorbed is not None:
+        heads, qk_dim, v_dim = heads // absorbed["joined"], absorbed["rank"], 2 * absorbed["pairs"]
+    return {"num_key_value_heads": heads, "head_dim": qk_dim, "qk_head_dim": qk_dim, "v_head_dim": v_dim}

@@ -29,6 +29,7 @@ BUILT_IN = (
     "headwise.reduction.bits",
     "headwise.reduction.latent",
     "headwise.reduction.sharing",
+    "headwise.reduction.absorbed",
     "headwise.reduction.mlp",
     "headwise.reduction.flatten",
 )

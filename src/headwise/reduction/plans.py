@@ -27,18 +27,29 @@ def plan_for(
     protect: Collection[int] = (),
     uniform: bool = False,
     merge: bool = False,
+    absorb: bool = False,
     cache: str = "none",
 ) -> Plan:
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
-    Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache``
-    says how the KV cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where
-    decode time is limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none"
-    leaves it as it is.
+        Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
+    <<<<<<< HEAD
+        one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache``
+        says how the KV cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where
+        decode time is limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none"
+        leaves it as it is.
+    =======
+        one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged,
+        ``absorb`` blocks of heads cache latents. ``cache`` says how the KV cache may be rounded: "mixed" gives each
+        coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
+        are made anew, "int8" and "int4" one width or none, "none" leaves it as it is. Where layers are limited beside
+        other things, depth comes first, the others on what is left.
+    >>>>>>> main
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
+    if absorb and not any("positions_free" in layer.values for layer in profile.layers):
+        raise InputError("This profile does not say what positions are worth: inspect the model with `positions`.")
     decided = () if budget.depth is None else depth_for(profile, budget.depth, protect, joining=not uniform)
     rest = budget.beside_depth
     if cache == "mixed" and budget.timed:
@@ -51,7 +62,7 @@ def plan_for(
         candidates.sort(key=lambda each: sum(predicted_losses(profile, each)))
         layers = first_within(profile, budget, candidates, f"one width in multiples of {multiple}")
     elif rest is not None:
-        menus = menus_for(profile, rest, multiple, protect, cache, merge, decided)
+        menus = menus_for(profile, rest, multiple, protect, cache, merge, absorb, decided)
         layers = allocate(profile, rest, menus, f"widths in multiples of {multiple}", decided)
     facts: dict[str, Any] = {"multiple_of": multiple}
     if protect:
@@ -60,6 +71,8 @@ def plan_for(
         facts["uniform"] = True
     if merge:
         facts["merge_heads"] = True
+    if absorb:
+        facts["absorb"] = {"context": profile.settings.get("context", 0)}  # that positions were measured at
     if any(change.code_bits(layer) for layer, changes in zip(profile.shape.layers, layers) for change in changes):
         facts["cache"] = cache
     return planned(profile, budget, layers, predicted_losses(profile, layers), **facts)
@@ -72,6 +85,7 @@ def menus_for(
     protect: Collection[int] = (),
     cache: str = "none",
     merge: bool = False,
+    absorb: bool = False,
     decided: Sequence[Changes] = (),
 ) -> Menus:
     """What every part of every layer may become at which costs to ``budget``, of all kinds of reduction.
@@ -79,7 +93,7 @@ def menus_for(
     Which blocks go or are joined may be ``decided`` already.
     """
     costs = [partial(each.cost, shape=profile.shape) for each in budget.each()]
-    request = MenuRequest(profile, costs, multiple, protect, cache, merge)
+    request = MenuRequest(profile, costs, multiple, protect, cache, merge, absorb)
     sources = [kind.options for kind in kinds()]
     if not decided:
         return build_menus(request, sources)

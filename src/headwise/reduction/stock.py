@@ -39,6 +39,8 @@ def stock_config(model: PreTrainedModel, shape: ModelShape, plan: Plan) -> PreTr
         return "some layers have no attention"
     if any(map(entry_of, plan.layers)):
         return "its changes say more of its layers than a stock config can"
+    if any(layer.absorbed for _, layer, _ in kept):
+        return "its layers cache latents"
     shortened = copy.deepcopy(config)
     shortened.__dict__.pop("auto_map", None)  # of a repository that also brings code of its own
     if len(kept) < len(after):

@@ -25,9 +25,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from .absorbed_attention import AbsorbedAttention, NoPairs
 from .cache import TakesPackedCache
 
 PREFIX = "Headwise"
+PADS = ("vllm",)  # backends that pad values to the width of queries by themselves
 AUTO_CLASSES = {
     "AutoModel": "MODEL_MAPPING_NAMES",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -101,24 +103,35 @@ class ReducedAttention:
         q_BHTK = self._split(self.q, hidden_states, self.heads)
         if cached is None:
             source = hidden_states if key_value_states is None else key_value_states
-            k_BGTK = self._split(self.k, source, self.kv_heads)
-            v_BGTV = self._split(self.v, source, self.kv_heads)
+            k_BGTK = self._split(self.k, source, self.cached_heads)
+            v_BGTV = self._split(self.v, source, self.cached_heads)
             if self.norms:
                 q_BHTK, k_BGTK = (getattr(self, name)(x) for name, x in zip(self.norms, (q_BHTK, k_BGTK)))
             if position_embeddings is not None:
                 q_BHTK, k_BGTK = self._rotate(q_BHTK, k_BGTK, *position_embeddings)
             if cache is not None:
-                k_BGTK, v_BGTV = cache.update(k_BGTK, v_BGTV, self.layer_idx)
+                k_BGTK, v_BGTV = self._store(cache, k_BGTK, v_BGTV)
         else:  # cross attention of families without norms and rotations on queries
             k_BGTK, v_BGTV = cached
 
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
-        kwargs |= {"scaling": self.scaling, "sliding_window": self.window}
-        kwargs["dropout"] = self.dropout_rate if self.training else 0.0
+        # vLLM reads this source: it wants the interface looked up here, and called once, with the scale by name.
         backend = self.config._attn_implementation
-        out_BTHV, weights = self.attend_by(backend, q_BHTK, k_BGTK, v_BGTV, attention_mask, **kwargs)
-        output = out_BTHV.flatten(2)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, grouped_attention)
+        attend = self.fitting(attend, backend, q_BHTK, v_BGTV, attention_mask)
+        out_BTHV, weights = attend(
+            self,
+            q_BHTK,
+            k_BGTK,
+            v_BGTV,
+            attention_mask,
+            scaling=self.scaling,
+            sliding_window=self.window,
+            dropout=self.dropout_rate if self.training else 0.0,
+            **kwargs,
+        )
+        output = out_BTHV.reshape(*hidden_states.shape[:-1], -1)
         if self.out is not None:
             output = getattr(self, self.out)(output)
         if hasattr(self, "resid_dropout"):
@@ -127,10 +140,15 @@ class ReducedAttention:
 
     def __reduce_ex__(self, protocol):
         """Pickle and copy by the stock class: this one is made at run time."""
-        return restore_attention, (type(self).__mro__[2],), self.__dict__
+        classes = type(self).__mro__
+        stock = classes[classes.index(ReducedAttention) + 1]
+        return restore_attention, (stock, isinstance(self, AbsorbedAttention)), self.__dict__
 
     def _split(self, name, x_BTD, heads):
-        return getattr(self, name)(x_BTD).view(*x_BTD.shape[:-1], heads, -1).transpose(1, 2)
+        return getattr(self, name)(x_BTD).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def _store(self, cache, k_BGTK, v_BGTV):
+        return cache.update(k_BGTK, v_BGTV, self.layer_idx)
 
     def _rotate(self, q_BHTK, k_BGTK, cos, sin):
         if self.rope_pairs is None:
@@ -154,14 +172,20 @@ class ReducedAttention:
         cache.is_updated[self.layer_idx] = True
         return cache.cross_attention_cache, None
 
-    def attend_by(self, implementation, query, key, value, attention_mask, **kwargs):
-        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, grouped_attention)
-        if query.shape[-1] == value.shape[-1] or getattr(backend, "any_width", False):
-            return backend(self, query, key, value, attention_mask, **kwargs)
-        if query.shape[2] == 1 and implementation == "sdpa":
+    def attend_by(self, backend, query, key, value, attention_mask, **kwargs):
+        """What ``backend`` makes of queries, keys and values of any widths."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, grouped_attention)
+        attend = self.fitting(attend, backend, query, value, attention_mask)
+        return attend(self, query, key, value, attention_mask, **kwargs)
+
+    def fitting(self, attend, backend, query, value, attention_mask):
+        """``attend``, the function of ``backend``, as it can take queries and values of these widths."""
+        if query.shape[-1] == value.shape[-1] or backend in PADS or getattr(attend, "any_width", False):
+            return attend
+        if query.shape[2] == 1 and backend == "sdpa":
             # One query: padding would copy the whole cache, and the fused kernel has nothing to win.
-            return grouped_attention(self, query, key, value, attention_mask, **kwargs)
-        return padded_attention(backend, self, query, key, value, attention_mask, **kwargs)
+            return grouped_attention
+        return functools.partial(padded_attention, attend)
 
 
 class NoAttention(nn.Module):
@@ -209,10 +233,14 @@ def reduce_attention(base, layer, names):
     out = base.get_submodule(layer["out"])
     width = out.nf if hasattr(out, "nf") else out.out_features
     sizes = {"q": heads * qk_dim, "k": kv_heads * qk_dim, "v": kv_heads * v_dim}
+    absorbed = layer.get("absorbed")
+    if absorbed is not None:
+        blocks = kv_heads // absorbed["joined"]
+        sizes |= {"k": 2 * blocks * absorbed["pairs"], "v": blocks * absorbed["rank"]}
     fused = names.get("fused")
     for name, size in sizes.items():
         stock = getattr(module, fused or names[name])
-        setattr(module, names[name], nn.Linear(width, size, bias=stock.bias is not None))
+        setattr(module, names[name], nn.Linear(width, size, bias=stock.bias is not None) if size else NoPairs())
     if fused:
         delattr(module, fused)
     base.set_submodule(layer["out"], nn.Linear(heads * v_dim, width, bias=out.bias is not None))
@@ -226,11 +254,12 @@ def reduce_attention(base, layer, names):
             norm.weight = nn.Parameter(norm.weight.new_ones(qk_dim))
 
     dropout = next(getattr(module, n) for n in ("attention_dropout", "attn_dropout", "dropout") if hasattr(module, n))
-    module.__class__ = reduced_attention(type(module))
+    module.__class__ = reduced_attention(type(module), absorbed is not None)
     module.q, module.k, module.v = (names[name] for name in "qkv")
     inside = layer["attention"] + "."
     module.out = layer["out"].removeprefix(inside) if layer["out"].startswith(inside) else None
     module.heads, module.kv_heads, module.num_key_value_groups = heads, kv_heads, heads // kv_heads
+    module.cached_heads = kv_heads
     module.head_dim, module.norms = qk_dim, norms
     module.dropout_rate = dropout.p if isinstance(dropout, nn.Module) else dropout
     module.softcap = getattr(module, "attn_logit_softcapping", None)
@@ -239,6 +268,8 @@ def reduce_attention(base, layer, names):
     module.layer_idx = layer["slot"]
     pairs = layer["pairs"]
     module.register_buffer("rope_pairs", None if pairs is None else torch.zeros(kv_heads, pairs, dtype=torch.long))
+    if absorbed is not None:
+        module.absorb(absorbed, v_dim, pairs or 0)
 
 
 def resize_mlp(base, mlp):
@@ -262,14 +293,17 @@ def resize_mlp(base, mlp):
 
 
 @functools.cache
-def reduced_attention(stock):
+def reduced_attention(stock, absorbed=False):
     """The class of a reduced attention module; still an instance of ``stock``, so that hooks on that class find it."""
+    if absorbed:
+        return type(f"Absorbed{stock.__name__}", (AbsorbedAttention, ReducedAttention, stock), {})
     return type(f"Reduced{stock.__name__}", (ReducedAttention, stock), {})
 
 
-def restore_attention(stock):
+def restore_attention(stock, absorbed=False):
     """An empty reduced attention module, to be filled by pickle."""
-    return reduced_attention(stock).__new__(reduced_attention(stock))
+    kind = reduced_attention(stock, absorbed)
+    return kind.__new__(kind)
 
 
 @contextmanager

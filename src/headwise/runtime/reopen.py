@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 CACHE = (
+    "absorbed_attention",
     "cache",
     "joint_layer",
     "packed_attention",

@@ -26,6 +26,7 @@ def make_plan(
     protect: Collection[int] = (),
     uniform: bool = False,
     merge: bool = False,
+    absorb: bool = False,
     cache: str = "none",
 ) -> tuple[Plan, Profile]:
     """The plan that answers ``budget`` at the least predicted loss increase, and its profile.
@@ -35,7 +36,16 @@ def make_plan(
     """
     file = profile_file(source)
     profile = Profile.load(file)
-    decided = plan_for(profile, budget, multiple=multiple, protect=protect, uniform=uniform, merge=merge, cache=cache)
+    decided = plan_for(
+        profile,
+        budget,
+        multiple=multiple,
+        protect=protect,
+        uniform=uniform,
+        merge=merge,
+        absorb=absorb,
+        cache=cache,
+    )
     plan = replace(decided, profile=str(file.parent.resolve()))
     if output is not None:
         plan.save(output)

@@ -49,6 +49,7 @@ def plan_within(
     protect: Collection[int] = (),
     uniform: bool = False,
     merge: bool = False,
+    absorb: bool = False,
     cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
@@ -73,6 +74,7 @@ def plan_within(
         protect=protect,
         uniform=uniform,
         merge=merge,
+        absorb=absorb,
         cache=cache,
         context=context,
         dtype=dtype,
@@ -97,6 +99,7 @@ def search_plan(
     protect: Collection[int] = (),
     uniform: bool = False,
     merge: bool = False,
+    absorb: bool = False,
     cache: str = "none",
     context: int | None = None,
     dtype: str = "bf16",
@@ -117,6 +120,7 @@ def search_plan(
         "protect": protect,
         "uniform": uniform,
         "merge": merge,
+        "absorb": absorb,
         "cache": cache,
     }
     with running(loaded.model, loaded.opening(opening)):

@@ -41,6 +41,7 @@ from headwise.tracing.speed import now
 
 LAYERS = 120  # timed at least
 SORTS = (None, "packed", None, "latent")  # of plans in turn; kernels are faster among their like
+ABSORBED = ("absorbed", "absorbed")  # more of them, where positions were measured
 WARM, COUNTED = 6, 9  # tokens: compilers see a growing cache for the first times
 SEED = 0
 METHOD = 3  # of measuring: what was measured by an earlier one is measured again
@@ -76,7 +77,7 @@ def timing_of(
         device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
         dtype = str(model.dtype).removeprefix("torch.")
         facts = (METHOD, profile.fingerprint, device, platform.processor(), dtype, context, torch.get_num_threads())
-        facts += (torch.__version__, model.config._attn_implementation)
+        facts += (torch.__version__, model.config._attn_implementation, *(ABSORBED if _absorbs(profile) else ()))
         path = cache_folder() / "timings" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
         with suppress(InputError):
             return Timing.load(path)
@@ -92,8 +93,9 @@ def measure_timing(
     """Rates fitted to the blocks of ``model`` as it is, and of plans for it at random."""
     shape = profile.shape
     chance = random.Random(SEED)
-    count = max(len(SORTS), -(-LAYERS // len(shape.layers)))
-    plans = [random_plan(profile, context, chance, SORTS[number % len(SORTS)]) for number in range(count)]
+    count, absorbs = max(len(SORTS), -(-LAYERS // len(shape.layers))), _absorbs(profile)
+    sorts = [*(SORTS[number % len(SORTS)] for number in range(count)), *(ABSORBED if absorbs else ())]
+    plans = [random_plan(profile, context, chance, sort) for sort in sorts]
     measured = []
     for number, plan in enumerate((Plan.full(shape), *plans)):
         progress(number, 1 + len(plans), "timing layers")
@@ -129,7 +131,8 @@ def reduced_with_cache(model: PreTrainedModel, plan: Plan, context: int) -> tupl
 def random_plan(profile: Profile, context: int, chance: random.Random, sort: str | None = None) -> Plan:
     """A plan at random: with caches of one ``sort`` where there are such, or about as many layers of each sort."""
     every = Budget("keep_kv", 1.0, context, also=(Budget("keep_attention_params", 1.0),))  # of two, menus stay whole
-    menus, shape, first = menus_for(profile, every, cache="latent"), profile.shape, chance.randrange(12)
+    absorb, shape, first = sort in ABSORBED, profile.shape, chance.randrange(12)
+    menus = menus_for(profile, every, cache="none" if absorb else "latent", absorb=absorb)
     layers = [_changes(menus, layer, number, first + number, sort, chance) for number, layer in enumerate(shape.layers)]
     return Plan.make(shape, layers)
 
@@ -150,7 +153,14 @@ def _changes(
     return chance.choice(sorts[sort if sort in sorts else names[turn % len(names)]])
 
 
+def _absorbs(profile: Profile) -> bool:
+    """Whether plans may hold latents that are read as they are."""
+    return any("positions_free" in layer.values for layer in profile.layers)
+
+
 def _sort(layer: LayerShape) -> str:
+    if layer.absorbed:
+        return "absorbed"
     if layer.packed is None:
         return "dense" if layer.heads else "without"
     return "latent" if layer.packed.rebuilding else "packed"
@@ -163,7 +173,10 @@ def _fill(model: PreTrainedModel, cache: Any, tokens: int) -> None:
         if not layer.heads:
             continue
         number = int(site.module.layer_idx)
-        sizes = ((1, layer.kv_heads, tokens, width) for width in (layer.qk_dim, layer.v_dim))
+        heads, widths = layer.kv_heads, (layer.qk_dim, layer.v_dim)
+        if layer.absorbed:
+            heads, widths = heads // layer.absorbed.joined, (layer.absorbed.rank, 2 * layer.absorbed.pairs)
+        sizes = ((1, heads, tokens, width) for width in widths)
         cache.update(*(torch.randn(size, device=model.device, dtype=model.dtype) for size in sizes), number)
         if layer.packed is not None:
             cache.layers[number].store(None, None)

@@ -13,6 +13,7 @@ from headwise.families.layout import layout_of
 from headwise.families.sites import Site, has_one_stack, sites_of
 from headwise.families.weights import read_attention
 from headwise.files.errors import InputError
+from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.coordinates import Units, key_units
 from headwise.linalg.maps import add_conditioning, add_maps, add_overlap, sample_rows
@@ -20,11 +21,13 @@ from headwise.linalg.masks import CAUSAL_BLOCK, add_fisher, key_gradients, value
 from headwise.linalg.spectra import Basis, weighted_basis
 from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
+from headwise.tracing.absorbed import add_first, watch_first
 from headwise.tracing.channels import watching_channels
 from headwise.tracing.coded import add_cached, coded_bases, packable, watch_gradients
 from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
+from headwise.tracing.positions import positions_lost
 from headwise.tracing.probe import watching
 from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
 from headwise.tracing.substitution import substituted
@@ -40,7 +43,9 @@ ACTIVATIONS = 1 << 29  # numbers (2 GB) a backward pass may keep for speed; else
 class Collector:
     """Statistics of every attention layer of a model, grown batch by batch; without ``maps`` what planning needs."""
 
-    def __init__(self, model: PreTrainedModel, shape: ModelShape, *, maps: bool = True) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shape: ModelShape, *, maps: bool = True, positions: bool = False
+    ) -> None:
         self.model = model
         self.maps = maps
         self.sites: list[Site] = sites_of(model)
@@ -53,10 +58,16 @@ class Collector:
         self.grams: dict[int, Tensor] = {}
         self.packable = packable(model, shape)
         self.coded: dict[int, dict[str, Basis]] = {}
-        alike = (getattr(site.module, "rope_pairs", None) is None for site in self.sites)
+        alike = [getattr(site.module, "rope_pairs", None) is None for site in self.sites]
         self.mergeable = [same and bool(layer.joinable) for same, layer in zip(alike, self.layers, strict=True)]
         self.shared: dict[int, Bases] = {}
         self.substituted: list[dict[str, float]] = []
+        # Layers that may cache latents, where that was asked for: keys are linear in the inputs, and turn as measured.
+        self.absorbable = [
+            positions and packs and same and layer.norm == "none" and not layer.absorbed
+            for packs, same, layer in zip(self.packable, alike, self.layers, strict=True)
+        ]
+        self.positions: dict[int, dict[int, float]] = {}
 
     def state(self) -> dict[str, Tensor]:
         """All running sums by name, to be put away."""
@@ -79,6 +90,8 @@ class Collector:
             _add_moments(sums, attention)
             if self.packable[i]:
                 add_cached(sums, self.layers[i], attention, turns, self._pairs(path))
+            if self.absorbable[i]:
+                add_first(sums, self.layers[i], attention, turns, None)
             if self.mergeable[i]:
                 add_between_heads(sums, self.layers[i], attention)
             if not self.maps:
@@ -119,6 +132,8 @@ class Collector:
                 self._add_gradients(i, attention, drawn)
                 if self.packable[i]:
                     watch_gradients(self.sums[i], self.layers[i], attention, turns, self._pairs(path))
+                if self.absorbable[i]:
+                    watch_first(self.sums[i], self.layers[i], attention, turns, None)
                 if self.mergeable[i]:
                     watch_units(self.sums[i], attention, self.shared[i], drawn)
                 if self.maps:
@@ -146,8 +161,14 @@ class Collector:
             drawn.append(outputs[0].shape[:-1].numel())
             backward_from_sampled_labels(outputs, seed)
 
-    def finish(self, batches: Sequence[Batch]) -> None:
+    def finish(self, batches: Sequence[Batch], progress: Progress = silent) -> None:
         """After both passes: what is lost without parts of blocks, and the coordinates to round each cache in."""
+        absorbable = [
+            i for i, possible in enumerate(self.absorbable) if possible and self.sums[i].has("first_gradient")
+        ]
+        if absorbable:
+            inputs = [batch.inputs for batch in batches]
+            self.positions = positions_lost(self.model, inputs, absorbable, progress)
         if has_one_stack(self.model):
             self.substituted = substituted(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):

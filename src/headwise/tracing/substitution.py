@@ -49,14 +49,14 @@ def substituted(model: PreTrainedModel, batches: Sequence[dict[str, Tensor]]) ->
     outputs = 0
     with torch.inference_mode():
         for batch in some_tokens(batches):
-            with _recorded(blocks) as calls:
+            with recorded(blocks) as calls:
                 baseline = forward(model, batch)
             for i, site in enumerate(sites):
                 states = {(i, "mlp"): _without_mlp(site, calls[i]), (i, "block"): calls[i].hidden}
                 if i - 1 in pairs:
                     states[i - 1, "flattened"] = side_by_side(sites[i - 1 : i + 1], *calls[i - 1])
                 repeated = {name: torch.cat([tensor] * len(states)) for name, tensor in batch.items()}
-                with _starting(blocks[: i + 1], torch.cat(list(states.values()))):
+                with starting(blocks[: i + 1], torch.cat(list(states.values()))):
                     name, output = next(iter(forward(model, repeated).items()))
                 for (number, part), own in zip(states, output.chunk(len(states)), strict=True):
                     totals[number][part] += kl_from_baseline(baseline, {name: own}).double().sum().item()
@@ -73,10 +73,10 @@ def _joins(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
     return all(not site.removed and mlp_of(site) is not None for site in sites)
 
 
-def some_tokens(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The first `TOKENS` tokens of texts; of other inputs the first batch."""
+def some_tokens(batches: Sequence[dict[str, Tensor]], tokens: int = TOKENS) -> list[dict[str, Tensor]]:
+    """The first ``tokens`` of texts; of other inputs the first batch."""
     chosen: list[dict[str, Tensor]] = []
-    left = TOKENS
+    left = tokens
     for batch in batches:
         if "input_ids" not in batch:
             return [batch]
@@ -102,7 +102,7 @@ def _without_mlp(site: Site, call: Call) -> Tensor:
 
 
 @contextmanager
-def _recorded(blocks: Sequence[nn.Module]) -> Generator[list[Call], None, None]:
+def recorded(blocks: Sequence[nn.Module]) -> Generator[list[Call], None, None]:
     """What each block is given, once it has been."""
     calls: list[Call] = []
 
@@ -119,7 +119,7 @@ def _recorded(blocks: Sequence[nn.Module]) -> Generator[list[Call], None, None]:
 
 
 @contextmanager
-def _starting(before: Sequence[nn.Module], hidden: Tensor) -> Generator[None, None, None]:
+def starting(before: Sequence[nn.Module], hidden: Tensor) -> Generator[None, None, None]:
     """The blocks ``before`` compute nothing and give ``hidden``."""
     own = [block.__dict__.get("forward") for block in before]
 

@@ -41,6 +41,20 @@ class Turns:
         cos, sin = self._for(grad_BGTK, pairs_GP)
         return grad_BGTK if cos is None or sin is None else rotate(grad_BGTK, cos, -sin)
 
+    def frequencies(self) -> Tensor:
+        """Radians by which each pair turns from one token to the next, (P,); empty without RoPE."""
+        if self.cos is None or self.sin is None or self.cos.shape[1] < 2:  # noqa: PLR2004 - tokens
+            return torch.zeros(0)
+        half = self.cos.shape[-1] // 2
+        first, second = (torch.atan2(self.sin[0, place, :half], self.cos[0, place, :half]) for place in (0, 1))
+        return (second - first).abs().cpu()
+
+    def slowest(self, width: int, count: int) -> Tensor:
+        """Marks (width,) the coordinates of the ``count`` slowest pairs of a head."""
+        half = 0 if self.cos is None else self.cos.shape[-1] // 2
+        pair = torch.arange(width) % max(1, half)
+        return (torch.arange(width) < 2 * half) & (pair >= half - count)
+
     def _for(self, x: Tensor, pairs_GP: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if self.unknown:
             raise InputError(f"The rotary module {self.unknown} of this model gives something else than angles.")

@@ -16,6 +16,7 @@ from headwise.families.sites import Site, is_transposed, sites_of
 from headwise.families.weights import balanced, read_attention, write_attention
 from headwise.files.errors import InputError
 from headwise.records.healing import Train
+from headwise.runtime.absorbed_attention import NoPairs
 
 LORA_RANK = 16
 
@@ -47,6 +48,9 @@ def make_trainable(
     if train == "attention":
         for module in learning:
             module.requires_grad_(True)
+        for site in sites:  # what reads latents is no projection
+            for parameter in site.module.parameters(recurse=False):
+                parameter.requires_grad_(True)
     elif train == "values":
         return _scale(model, sites, cut)
     elif train == "lora":
@@ -59,7 +63,8 @@ def projections(site: Site) -> list[nn.Module]:
     names = [site.family.q, site.family.k, site.family.v]
     if site.family.fused and not site.reduced:
         names = [site.family.fused]
-    return [*(getattr(site.module, name) for name in names), site.out]
+    within = (getattr(site.module, name) for name in names)
+    return [*(module for module in within if not isinstance(module, NoPairs)), site.out]
 
 
 class _Scaled(nn.Module):

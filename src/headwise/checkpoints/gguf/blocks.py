@@ -104,6 +104,8 @@ def _check(model: PreTrainedModel) -> None:
         raise InputError(
             f"GGUF export knows Llama- and Mistral-type language models; this is {type(model).__name__} ({family})."
         )
+    if any(layer.absorbed for layer in shape_of(model).layers):
+        raise InputError("llama.cpp caches keys and values; this model caches latents in their stead.")
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     listed = kind == "longrope" and rope["short_factor"] == rope["long_factor"]

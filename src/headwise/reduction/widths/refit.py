@@ -24,6 +24,7 @@ from headwise.linalg.attention import Attention
 from headwise.linalg.refit import OutputFit, attention_hessian_and_gradient, fit_queries, fit_temperature
 from headwise.records.plan import Changes, Plan
 from headwise.records.shape import LayerShape
+from headwise.reduction.absorbed.change import Absorbed
 from headwise.reduction.mlp.refit import behind_mlp, fit_down
 from headwise.reduction.sharing.change import Sharing
 from headwise.reduction.widths.apply import keep_heads, kept_heads
@@ -36,6 +37,7 @@ QUERIES = 1024  # rows of attention that queries are fitted to, spread over all 
 HESSIANS = 1 << 28  # numbers in the Hessians of all rows, at most: of wide heads there are fewer rows
 BEGINNINGS = 256
 QUERY_PENALTY = 0.1
+Cut = Widths | Sharing | Absorbed
 Piece = Literal["queries", "temperature", "outputs", "downs"]
 
 
@@ -45,7 +47,7 @@ class _Pair:
 
     site: Site
     layer: LayerShape
-    cut: Widths | Sharing | None
+    cut: Cut | None
     own: Site
     own_layer: LayerShape
 
@@ -95,10 +97,17 @@ def refit_model(
     progress(done, len(blocks), "refitting")
 
 
-def _only_cut(changes: Changes) -> Widths | Sharing | None:
+def _only_cut(changes: Changes) -> Cut | None:
     own = [change for change in changes if change.acts_on == "attention"]
     change = own[0] if len(own) == 1 else None
-    return change if isinstance(change, Widths | Sharing) else None
+    return change if isinstance(change, Cut) else None
+
+
+def _keeps_keys(cut: Cut, layer: LayerShape) -> bool:
+    """Whether queries meet the keys that they met before."""
+    if isinstance(cut, Absorbed):
+        return cut == Absorbed.whole(layer, cut.joined)
+    return cut.qk_dim == layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1)
 
 
 class _Fitter:
@@ -169,7 +178,7 @@ class _Fitter:
 
     def _queries(self, pair: _Pair) -> _Queries | None:
         cut = pair.cut
-        if cut is None or cut.qk_dim == pair.layer.qk_dim * (cut.joined if isinstance(cut, Sharing) else 1):
+        if cut is None or _keeps_keys(cut, pair.layer):
             return None
         if pair.site.family.norms or not set(self.pieces) & {"queries", "temperature"}:
             return None
@@ -193,7 +202,7 @@ class _Queries:
     """The queries of one layer, on their way to being fitted."""
 
     def __init__(
-        self, site: Site, layer: LayerShape, change: Widths | Sharing, new: Site, new_layer: LayerShape, tokens: int
+        self, site: Site, layer: LayerShape, change: Cut, new: Site, new_layer: LayerShape, tokens: int
     ) -> None:
         self.site, self.new = site, new
         dense, self.heads = read_attention(site, layer.rotary), torch.arange(layer.heads)

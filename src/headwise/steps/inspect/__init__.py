@@ -48,7 +48,7 @@ class Measurement:
 
     def take(self, progress: Progress = silent, work: Work | None = None) -> Profile:
         """The profile, unchecked. With ``work`` it continues where an earlier process was stopped."""
-        collector = Collector(self.loaded.model, self.shape, maps=self.config.maps)
+        collector = Collector(self.loaded.model, self.shape, maps=self.config.maps, positions=self.config.positions)
         self._collect(collector, work, progress)
         numbers = range(len(self.shape.layers))
         tensors = {name: value for i in numbers for name, value in layer_tensors(collector, i).items()}
@@ -97,7 +97,7 @@ class Measurement:
         if not collector.units:
             collector.prepare()
         progress(total, total, "leaving out")
-        collector.finish(batches)
+        collector.finish(batches, progress)
         progress(total, total, "writing")
 
 
@@ -145,6 +145,8 @@ def prepared(
             "mask_block": CAUSAL_BLOCK,
             "maps": config.maps,
         }
+        if config.positions:
+            settings["positions"] = True
         if opening is not None and opening.dtype != "auto":
             settings["dtype"] = opening.dtype
         inputs_hash = _hash(weights, loaded.files(), calibration.sha256, settings, __version__)

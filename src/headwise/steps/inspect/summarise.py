@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.families.sites import Site
-from headwise.families.weights import read_attention
+from headwise.families.weights import blocks_of, read_attention
 from headwise.linalg.coordinates import Units
 from headwise.linalg.maps import at
 from headwise.linalg.masks import coherence
@@ -19,8 +19,9 @@ from headwise.planning.sensitivity import best_split, cut_curve
 from headwise.records.profile import MLP_PARTS, PARTS, SHARES, LayerProfile, rounded
 from headwise.records.shape import LayerShape
 from headwise.theory.conditioning import gaussian_condition
+from headwise.tracing.absorbed import block_moments, importances
 from headwise.tracing.channels import channel_losses
-from headwise.tracing.coded import importances
+from headwise.tracing.coded import importances as code_importances
 from headwise.tracing.collect import MASKS, Collector, by_group, centred_keys, cut_widths
 from headwise.tracing.shared import between_heads, unit_damage
 
@@ -48,7 +49,9 @@ def layer_profile(collector: Collector, i: int) -> LayerProfile:
     lengths = _lengths(sums)
     quantities: dict[str, Any] = {**_pairs(layer, sums, units), **_damage(sums, layer, units)}
     if i in collector.coded:
-        quantities |= {f"{name}_bit_damage": loss for name, loss in importances(collector.coded[i], sums).items()}
+        quantities |= {f"{name}_bit_damage": loss for name, loss in code_importances(collector.coded[i], sums).items()}
+    if i in collector.positions:
+        quantities |= _absorbed(site, layer, sums, collector.positions[i])
     if i in collector.shared:
         quantities |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(layer, sums).items()}
     if sums.has("mlp_fisher"):
@@ -97,6 +100,9 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         keys, *mapped = (collector.coded[i][name] for name in ("k", "v", "kv"))
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
         tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
+    if i in collector.positions:
+        moments = block_moments(sums)._asdict()
+        tensors |= {f"absorbed_{name.rpartition('_')[0]}": tensor for name, tensor in moments.items()}
     if i in collector.shared:
         tensors |= between_heads(collector.layers[i], sums)
         tensors |= {f"shared_{kind}_damage": loss for kind, loss in unit_damage(collector.layers[i], sums).items()}
@@ -219,6 +225,18 @@ def _damage(sums: Sums, layer: LayerShape, units: Units) -> dict[str, Any]:
         "qk_damage": [None if split is None else split[0] for split in splits],
         "qk_pairs": [0 if split is None else split[1] for split in splits],
         "v_damage": values,
+    }
+
+
+def _absorbed(site: Site, layer: LayerShape, sums: Sums, lost: dict[int, float]) -> dict[str, Any]:
+    """What letting go of positions cost, and what losing each coordinate of the caches behind it would."""
+    weights = blocks_of(read_attention(site, layer.rotary), layer.kv_heads // layer.value_groups)
+    pairs, latents = importances(layer, block_moments(sums), weights, list(lost))
+    return {
+        "positions_free": list(lost),
+        "positions_lost": list(lost.values()),
+        "absorbed_pair_damage": pairs,
+        "absorbed_latent_damage": torch.stack(latents),
     }
 
 
