@@ -32,19 +32,12 @@ def plan_for(
 ) -> Plan:
     """The plan that stays within ``budget`` at the least predicted loss increase.
 
-        Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
-    <<<<<<< HEAD
-        one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged. ``cache``
-        says how the KV cache may be rounded: "mixed" gives each coordinate bits of its own, "latent" (and "mixed" where
-        decode time is limited) also offers latents of which keys are made anew, "int8" and "int4" one width or none, "none"
-        leaves it as it is.
-    =======
-        one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged,
-        ``absorb`` blocks of heads cache latents. ``cache`` says how the KV cache may be rounded: "mixed" gives each
-        coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
-        are made anew, "int8" and "int4" one width or none, "none" leaves it as it is. Where layers are limited beside
-        other things, depth comes first, the others on what is left.
-    >>>>>>> main
+    Widths are multiples of ``multiple``; layers in ``protect`` stay whole. ``uniform`` gives all layers one width and
+    one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged,
+    ``absorb`` blocks of heads cache latents. ``cache`` says how the KV cache may be rounded: "mixed" gives each
+    coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
+    are made anew, "int8" and "int4" one width or none, "none" leaves it as it is. Where layers are limited beside
+    other things, depth comes first, the others on what is left.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
