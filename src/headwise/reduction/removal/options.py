@@ -23,7 +23,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     blocks are offered where nothing less saves anything.
     """
     shape = request.profile.shape
-    removable = {number: layer for number, layer in request.layers() if not layer.latent}
+    removable = {number: layer for number, layer in request.layers() if not (layer.latent or layer.absorbed)}
     losses = {number: sum(group_loss(layer, request.values(number))) for number, layer in removable.items()}
     needed = [number for number in shape.self_attention() if shape.layers[number].heads]
     if needed and all(number in removable for number in needed):
