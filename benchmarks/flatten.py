@@ -1,10 +1,10 @@
 """Neighbouring blocks side by side against dropped ones: predicted and measured losses, refits, times of a model.
 
-    python benchmarks/flatten.py MODEL --text FILE [--context 512] [--layers 27 24] [-o results/flatten_MODEL.json]
+    python benchmarks/flatten.py MODEL --text FILE [--context 512] [--layers 27 24] [--refits 3] [-o FILE]
 
 The profile reads the first tokens of FILE, everything is measured on the ``--tokens`` behind them: excess nats per
-token over the dense model, and the KL divergence from it. Times: prefill of ``--context`` tokens and decoding behind
-them, one thread, the two models in turns.
+token over the dense model, and the KL divergence from it; of the plans of fewest layers also refitted. Times: prefill
+of ``--context`` tokens and decoding behind them, one thread, all models in turns.
 """
 
 import argparse
@@ -33,10 +33,10 @@ from headwise.reduction.reduce import reduce_model
 from headwise.tracing.fisher import kl_from_baseline
 from headwise.tracing.substitution import substituted
 
-CALIBRATION_TOKENS, HELD_OUT_TOKENS = 4096, 2048
+HELD_OUT = 2  # tokens of the profile for each that is held out for refits
 MEASURED_ALONE = 5  # blocks joined alone, and runs of three, that are measured
 RANDOM_PLANS = 10
-WAYS = {"dropped": lambda s: s.blocks == 1, "joined": lambda s: s.blocks > 1 or s.left, "both": lambda s: True}
+WAYS = {"both": lambda s: True, "dropped": lambda s: s.blocks == 1, "joined": lambda s: s.blocks > 1 or s.left}
 WARM, COUNTED = 4, 24
 
 
@@ -85,7 +85,7 @@ def alone(measured, chance):
             yield measured.row(layers, first=first, joined=blocks + 1)
 
 
-def planned(measured, counts):
+def planned(measured, counts, refits):
     """Plans of fewer blocks: dropped, joined, or whichever costs less; cut, and refitted."""
     profile, blocks = measured.profile, len(measured.shape.layers)
     spans = depth_spans(profile, Budget("layers", blocks))
@@ -96,7 +96,8 @@ def planned(measured, counts):
                 continue
             layers = [changes for span in chosen for changes in span.changes]
             row = measured.row(layers, layers=count, way=way, changes=describe(layers))
-            if count == min(counts):
+            if count == min(counts) and refits > 0:
+                refits -= 1
                 refitted = reduce_model(measured.model, Plan.make(measured.shape, layers), profile.tensors)
                 row |= {"refit": list(refitted.refit), "refitted": measured.against_dense(refitted.model)}
             yield row
@@ -163,17 +164,19 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--calibration", type=int, default=4096, help="tokens of the profile")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--refits", type=int, default=3)
     parser.add_argument("--layers", type=int, nargs="*", default=[27, 24])
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer = hw.open(given.model), open_tokenizer(given.model)
-    read = CALIBRATION_TOKENS + HELD_OUT_TOKENS
+    read = given.calibration + given.calibration // HELD_OUT
     rows = windows(tokenizer, given.text, read + given.tokens, given.context)
     own, rows = rows[: read // given.context], rows[read // given.context :]
     inputs = [{"input_ids": row[None]} for row in own]
-    config, start = hw.InspectConfig(tokens=CALIBRATION_TOKENS, maps=False), time.process_time()
+    config, start = hw.InspectConfig(tokens=given.calibration, maps=False), time.process_time()
     profile = hw.inspect(model, inputs=inputs, config=config, checks=False)
     seconds = {"inspect": round(time.process_time() - start, 1)}
     start = time.process_time()
@@ -183,7 +186,7 @@ def main():
     facts = {
         "model": Path(given.model).name,
         "text": given.text.name,
-        "settings": {"calibration": CALIBRATION_TOKENS, "tokens": given.tokens, "context": given.context},
+        "settings": {"calibration": given.calibration, "tokens": given.tokens, "context": given.context},
         "machine": platform.machine(),
         "dense": round(measured.dense, 4),
         "cpu_seconds": seconds,
@@ -192,9 +195,9 @@ def main():
     }
     results = {}
     for name, part in (
-        ("alone", alone(measured, chance)),
+        ("plans", planned(measured, given.layers, given.refits)),
         ("random", at_random(measured, chance)),
-        ("plans", planned(measured, given.layers)),
+        ("alone", alone(measured, chance)),
     ):
         results[name] = []
         for row in part:

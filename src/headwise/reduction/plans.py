@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.files.errors import InputError
 from headwise.planning.depth import Span, fewest, shallower, shallowest
-from headwise.planning.menus import ATTENTION, MenuRequest, Menus, build_menus, every_option, worthwhile
+from headwise.planning.menus import ATTENTION, BLOCK, MenuRequest, Menus, build_menus, every_option, worthwhile
 from headwise.planning.planner import allocate, first_within, planned
 from headwise.planning.slider import slider_tables
 from headwise.records.budget import Budget
@@ -91,7 +91,8 @@ def menus_for(
     sources = [kind.options for kind in kinds()]
     if not decided:
         return build_menus(request, sources)
-    return worthwhile(request, shallower(request, every_option(request, sources), decided))
+    parts = {part: menu for part, menu in every_option(request, sources).items() if part[1] != BLOCK}
+    return worthwhile(request, shallower(request, parts, decided))
 
 
 def depth_for(
