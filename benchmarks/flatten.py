@@ -1,6 +1,6 @@
 """Neighbouring blocks side by side against dropped ones: predicted and measured losses, refits, times of a model.
 
-    python benchmarks/flatten.py MODEL --text FILE [--context 512] [--layers 27 24] [--refits 3] [-o results/flatten.json]
+    python benchmarks/flatten.py MODEL --text FILE [--context 512] [--layers 27 24] [--refits 3] [-o FILE]
 
 The profile reads the first tokens of FILE, everything is measured on the ``--tokens`` behind them: excess nats per
 token over the dense model, and the KL divergence from it; of the plans of fewest layers also refitted. Times: prefill
