@@ -12,7 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from headwise.files.errors import InputError
-from headwise.planning.knapsack import Option, frontier, lower_hull, step_rate
+from headwise.planning.knapsack import Option, along_hulls, frontier
 from headwise.planning.menus import ATTENTION, MenuRequest, Menus
 from headwise.records.change import Change
 from headwise.records.plan import Changes, changed, runs
@@ -158,14 +158,5 @@ def _along_hulls(menus: Sequence[Sequence[_Choice]]) -> Iterator[Sequence[_Choic
     if not all(menus):
         return
     chosen_of = {id(choice.option): choice for menu in menus for choice in menu}
-    hulls = [lower_hull(frontier(choice.option for choice in menu)) for menu in menus]
-    steps = sorted(
-        (step_rate(options, place), number, place)
-        for number, options in enumerate(hulls)
-        for place in range(len(options) - 1)
-    )
-    taken = [options[0] for options in hulls]
-    yield [chosen_of[id(option)] for option in taken]
-    for _, number, place in steps:
-        taken[number] = hulls[number][place + 1]
-        yield [chosen_of[id(option)] for option in taken]
+    for options in along_hulls([frontier(choice.option for choice in menu) for menu in menus]):
+        yield [chosen_of[id(option)] for option in options]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headwise.files.errors import InputError
@@ -107,6 +107,21 @@ def step_rate(options: Sequence[Option], place: int) -> float:
     """The loss that the step from one of ``options`` to the next adds, per cost it saves."""
     now, after = options[place], options[place + 1]
     return (after.loss - now.loss) / (now.cost - after.cost)
+
+
+def along_hulls(menus: Sequence[Sequence[Option]]) -> Iterator[list[Option]]:
+    """One option of each menu (a `frontier`), as they are first and then down all hulls, the least loss per cost saved
+    first: what costs least loss together.
+    """
+    hulls = [lower_hull(options) for options in menus]
+    steps = sorted(
+        (step_rate(hull, place), number, place) for number, hull in enumerate(hulls) for place in range(len(hull) - 1)
+    )
+    taken = [hull[0] for hull in hulls]
+    yield list(taken)
+    for _, number, place in steps:
+        taken[number] = hulls[number][place + 1]
+        yield list(taken)
 
 
 def _best_moves(menus: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[_Move]:

@@ -16,7 +16,7 @@ from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.coding import fit_levels
 from headwise.records.change import code_digits, joined_digits
-from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS
+from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS, bits_of
 from headwise.records.plan import Plan
 from headwise.records.shape import LayerShape
 from headwise.runtime.cache import CacheSpec, LayerCodes, storable, together
@@ -128,7 +128,7 @@ def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
 
 def _codes(bits: Bits, value_map_AWW: Tensor, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
     key_bits, value_bits = (
-        torch.tensor([list(map(int, row)) for row in rows], dtype=torch.long) for rows in (bits.keys, bits.values)
+        torch.tensor([bits_of(row) for row in rows], dtype=torch.long) for rows in (bits.keys, bits.values)
     )
     if not any(bits.keys):
         keys_NGK, values_NGV = keys_NGK[..., :0], together(keys_NGK, values_NGV, len(value_bits))
@@ -189,6 +189,7 @@ def gains() -> Tensor:
     more than as much noise. The factor that costs least lies between none and undoing all of it.
     """
     factors = torch.ones(WIDTHS[-1] + 1)
-    for bits, noise in NOISE.items():
+    for bits in WIDTHS:
+        noise = NOISE[bits]
         factors[bits] = COHERENCE / (COHERENCE * (1 - noise) + noise)
     return factors.half()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 from headwise.records.change import Change, check_not_latent, code_digits, joined_digits
-from headwise.records.packing import Packed, packed_of
+from headwise.records.packing import Packed, bits_of, packed_of
 from headwise.records.shape import LayerShape, MlpShape
 
 
@@ -119,7 +119,7 @@ def _joined_cache(
         raise InputError(f"{where}: of blocks that are joined all have a rounded cache or none, and no latents.")
     _require_alike([len(row) for _, values in rounded for row in values], "round values in rows of one length", where)
     keys, values = joined_digits(rounded)
-    return packed_of(int(digit) for row in (*keys, *values) for digit in row)
+    return packed_of(bits_of("".join((*keys, *values))))
 
 
 def _require_alike(values: Sequence[Any], what: str, where: str) -> None:
