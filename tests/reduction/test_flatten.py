@@ -14,6 +14,7 @@ from headwise.families.sites import matrix, sites_of
 from headwise.files.errors import InputError
 from headwise.records import Plan, cost_of
 from headwise.records.settings import CostConfig
+from headwise.reduction.absorbed.change import Absorbed
 from headwise.reduction.build import build_reduced
 from headwise.reduction.flatten.change import Flatten
 from headwise.reduction.mlp.change import Channels
@@ -246,6 +247,7 @@ def test_plans_that_join_wrongly_say_what_is_wrong():
         "at least one block must be joined": [(Flatten(0),), (), ()],
         "nothing is left for flatten": [(Removal("block"), PAIR), (), ()],
         "must have heads of one width": [(Widths(4, 2, 8, 4), PAIR), (), ()],
+        "absorbed into a latent cannot": [(Absorbed.whole(shape.layers[0], 2), PAIR), (), ()],
         "as many query heads for each key/value head": [(Widths(2, 2, 8, 8), PAIR), (), ()],
     }
     for sentence, layers in wrong.items():
