@@ -247,7 +247,7 @@ def test_plans_that_join_wrongly_say_what_is_wrong():
         "at least one block must be joined": [(Flatten(0),), (), ()],
         "nothing is left for flatten": [(Removal("block"), PAIR), (), ()],
         "must have heads of one width": [(Widths(4, 2, 8, 4), PAIR), (), ()],
-        "absorbed into a latent cannot": [(Absorbed.whole(shape.layers[0], 2), PAIR), (), ()],
+        "its cache holds latents already": [(Absorbed.whole(shape.layers[0], 2), PAIR), (), ()],
         "as many query heads for each key/value head": [(Widths(2, 2, 8, 8), PAIR), (), ()],
     }
     for sentence, layers in wrong.items():

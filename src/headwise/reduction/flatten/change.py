@@ -86,8 +86,6 @@ def _check_joins(layer: LayerShape, where: str) -> None:
     check_not_latent(layer, where)
     if layer.cache == "source":
         raise InputError(f"{where}: the blocks of an encoder-decoder cannot be joined.")
-    if layer.absorbed is not None:
-        raise InputError(f"{where}: blocks whose keys are absorbed into a latent cannot be joined.")
     if layer.norm == "affine":
         raise InputError(f"{where}: norms of queries and keys that have biases cannot be joined.")
     if layer.rest_matmul != (layer.mlp.channels * layer.mlp.matmul if layer.mlp else 0):
