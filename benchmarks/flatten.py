@@ -171,7 +171,7 @@ def main():
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model, tokenizer = hw.open(given.model), open_tokenizer(given.model)
+    model, tokenizer = hw.open(given.model).float(), open_tokenizer(given.model)
     read = given.calibration + given.calibration // HELD_OUT
     rows = windows(tokenizer, given.text, read + given.tokens, given.context)
     own, rows = rows[: read // given.context], rows[read // given.context :]
