@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench slow fuzz papers clean
+.PHONY: demo test check bench slow serve-test fuzz papers clean
 
 demo: $(VENV)/.demo  ## the main job on a real model
 	$(BIN)/headwise demo
@@ -14,6 +14,9 @@ test: $(VENV)/.dev  ## the default tests, about five minutes on 2 cores
 
 slow: $(VENV)/.serve  ## what takes longer: the demo and the README on the real model, the papers quick, a hundred plans each
 	$(BIN)/python -m pytest -m slow
+
+serve-test: $(VENV)/.dev $(VENV)-vllm/.done  ## reduced models in the real vLLM, in an environment of its own
+	HEADWISE_VLLM=$(VENV)-vllm/bin/python $(BIN)/python -m pytest -m slow tests/serving/test_vllm.py
 
 fuzz: $(VENV)/.dev  ## damaged files: make fuzz N=1000 SEED=0
 	$(BIN)/python -m tests.fuzz --n $(or $(N),1000) --seed $(or $(SEED),0)
@@ -64,4 +67,10 @@ $(VENV)/.dev: $(VENV)/.demo
 # The real llama.cpp, compiled.
 $(VENV)/.serve: $(VENV)/.dev
 	$(PIP) --no-deps xllamacpp
+	touch $@
+
+$(VENV)-vllm/.done: tests/serving/vllm.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/serving/vllm.txt
 	touch $@

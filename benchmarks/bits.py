@@ -158,8 +158,11 @@ class Table:
     def _content(self) -> dict[str, Any]:
         return json.loads(self.path.read_text()) if self.path.exists() else {"rows": []}
 
+    def row(self, **identity: Any) -> dict[str, Any] | None:
+        return next((row for row in self._content()["rows"] if identity.items() <= row.items()), None)
+
     def has(self, **identity: Any) -> bool:
-        return any(identity.items() <= row.items() for row in self._content()["rows"])
+        return self.row(**identity) is not None
 
     def add(self, row: dict[str, Any]) -> None:
         """Append to what is in the file by now: several runs may write to it in turns."""

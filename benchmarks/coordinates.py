@@ -144,7 +144,7 @@ def profile_of(source: str, text: Any, own_basis: bool, work: Path | None = None
     if folder and (folder / "profile.json").exists():
         return Profile.load(folder)
 
-    def identities(layer: Any, sums: Any) -> dict[str, Basis]:
+    def identities(layer: Any, sums: Any, weights: Any) -> dict[str, Basis]:
         sizes = {"k": (layer.kv_heads, layer.qk_dim), "v": (layer.value_groups, layer.value_group_width)}
         sizes["kv"] = (layer.value_groups, layer.joint_group_width)
         eyes = {part: torch.eye(n, dtype=torch.float64).repeat(groups, 1, 1) for part, (groups, n) in sizes.items()}
@@ -231,19 +231,19 @@ def uniform(bits: int) -> Callable[[PreTrainedModel, Any], Coordinates]:
     return build
 
 
-def numbers(share: float, *, joint: bool) -> Callable[[PreTrainedModel, Any], Coordinates]:
+def numbers(share: float, *, joint: bool, digit: str = "8") -> Callable[[PreTrainedModel, Any], Coordinates]:
     """As `packed`, but with the cache of `numbers_plan`."""
 
     def build(model: PreTrainedModel, calibration: Any) -> Coordinates:
         profile = profile_of(calibration.source, calibration.text, False, calibration.work)
-        reduced = reduce_model(model, numbers_plan(profile, share, joint=joint), profile.tensors)
+        reduced = reduce_model(model, numbers_plan(profile, share, joint=joint, digit=digit), profile.tensors)
         return Coordinates(reduced.model, reduced.codes, lambda tokens: cost_of(shape_of(model), tokens).kv_bytes)
 
     return build
 
 
-def numbers_plan(profile: Profile, share: float, *, joint: bool) -> hw.Plan:
-    """8 bits for the ``share`` of all coordinates felt most, and none for others.
+def numbers_plan(profile: Profile, share: float, *, joint: bool, digit: str = "8") -> hw.Plan:
+    """8 bits (``digit`` g: 16) for the ``share`` of all coordinates felt most, and none for others.
 
     ``joint``: of latents of keys and values; else of keys and of values by themselves.
     """
@@ -252,7 +252,10 @@ def numbers_plan(profile: Profile, share: float, *, joint: bool) -> hw.Plan:
     least = felt[round((1 - share) * len(felt))]
     layers = []
     for layer in profile.layers:
-        rows = (tuple("".join("08"[loss >= least] for loss in row) for row in layer.values[name]) for name in names)
+        rows = (
+            tuple("".join(digit if loss >= least else "0" for loss in row) for row in layer.values[name])
+            for name in names
+        )
         layers.append(Latent(*rows) if joint else Bits(*rows))
     return hw.Plan.make(profile.shape, layers)
 
@@ -293,6 +296,7 @@ OURS = {
     **{f"headwise-uniform-{bits}": uniform(bits) for bits in (4, 3, 2)},
     **{f"headwise-numbers@{share}": numbers(share, joint=False) for share in NUMBERS},
     **{f"headwise-latent-numbers@{share}": numbers(share, joint=True) for share in NUMBERS},
+    **{f"headwise-latent-whole@{share}": numbers(share, joint=True, digit="g") for share in NUMBERS},
     **{f"headwise-0248@{share}": packed(share, widths=(0, 2, 4, 8)) for share in ABLATED},
 }
 

@@ -12,6 +12,7 @@ are called after their folders.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import headwise as hw
@@ -32,6 +33,9 @@ def main() -> None:
         tokens=options.tokens, context=options.context, speed=False, skills=True, seed=options.seed
     )
     scores = hw.evaluate({folder.name: folder for folder in folders}, text=options.text, config=config)
+    if options.text:
+        named = ", ".join(path.name for path in options.text)
+        scores = replace(scores, text={**scores.text, "name": named})
     scores.save(options.output)
     print(scores)
 

@@ -24,6 +24,26 @@ def test_levels_of_normal_numbers_are_nearly_the_best_there_are(bits):
     assert error < NOISE[bits] * (1.1 if bits < 6 else 1.9)
 
 
+@pytest.mark.parametrize(("bits", "farther"), [(8, 1.4), (16, 7.5)])
+def test_many_levels_reach_farther_than_any_sample(bits, farther):
+    """Frequent tokens far from all others, as in first layers: what is cut off of them would be most of the error."""
+    x = torch.randn(8192, 4, generator=torch.Generator().manual_seed(0))
+    x[:100] += 30
+    offset, scale, cubic = fit_levels(x, bits).unbind(-1)
+    reach = scale * (1 + cubic)
+    assert (reach > farther * (x - offset).abs().amax(0)).all()
+    step = 2 * scale / (2**bits - 1)
+    assert (step < 0.1).all()
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_levels_find_tokens_apart_from_all_others(bits):
+    x = torch.randn(8192, 4, generator=torch.Generator().manual_seed(0))
+    x[:400] += 25
+    offset, scale, cubic = fit_levels(x, bits).unbind(-1)
+    assert ((offset + scale * (1 + cubic)) > 24).all()
+
+
 def test_levels_follow_heavy_tails():
     x = torch.randn(8192, 4, generator=torch.Generator().manual_seed(0)) ** 3
     normal = fit_levels(torch.randn(8192, 4, generator=torch.Generator().manual_seed(1)), 4)
@@ -55,6 +75,22 @@ def test_basis_and_duals_are_inverse_and_coordinates_have_one_variance():
     assert (felt.diff() <= 1e-9 * felt[0] + 0.2 * felt[:-1]).all()  # dearest first, up to the rounding of the metric
     own = importance(Basis(felt[None], *[torch.eye(6).double()[None]] * 2), source, metric)[0]
     assert felt.log().sum() < own.log().sum()  # bits needed at equal loss
+
+
+def test_beyond_what_weights_make_coordinates_hold_nothing():
+    """Eight numbers of three inputs, of which the text shows two: three coordinates hold whatever may come."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    shown = torch.randn(512, 2, generator=generator, dtype=torch.float64) @ weights[:, :2].T
+    g = torch.randn(512, 8, generator=generator, dtype=torch.float64)
+    source, metric = torch.cov(shown.T)[None], (g.T @ g / 512)[None]
+    basis = coding_basis(source, metric, weights_NRD=weights[None])
+    unseen = torch.randn(16, 3, generator=generator, dtype=torch.float64) @ weights.T
+    z = unseen @ basis.duals_NRR[0]
+    assert (z[:, :3] @ basis.directions_NRR[0, :, :3].T - unseen).abs().max() < 1e-6
+    blind = coding_basis(source, metric)
+    lost = unseen - unseen @ blind.duals_NRR[0, :, :3] @ blind.directions_NRR[0, :, :3].T
+    assert lost.abs().max() > 1e-2
 
 
 def test_pairs_are_turned_onto_their_axes():

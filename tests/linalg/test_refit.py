@@ -99,6 +99,18 @@ def test_what_does_not_help_on_the_other_half_is_left_alone():
     assert fitted(heads, error, weight).norm() < 0.05 * error.norm()
 
 
+def test_what_does_not_help_on_tokens_held_out_is_left_alone():
+    heads, error, weight, _ = regression(6, 3.0)
+    solved = []
+    for held_out in (error, -error):
+        fit = OutputFit()
+        fit.add(heads, error, weight)
+        fit.add(heads, held_out, weight, held_out=True)
+        solved.append(fit.solve())
+    torch.testing.assert_close(solved[0], fitted(heads, error, weight, parts=1))
+    assert not solved[1].any()
+
+
 def test_coordinates_that_never_occur_are_left_alone():
     fit = OutputFit()
     fit.add(torch.zeros(10, 3), torch.ones(10, 2), torch.ones(10))

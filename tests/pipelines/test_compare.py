@@ -10,7 +10,7 @@ import pytest
 
 from headwise.cli import app
 from headwise.files.errors import Failed, InputError
-from headwise.pipelines.compare import HELD_OUT, compare, compare_plans
+from headwise.pipelines.compare import HELD_OUT, _read_plans, compare, compare_plans
 from headwise.pipelines.compare.tasks import Learning
 from headwise.pipelines.ray import on_ray
 from headwise.records.blueprint import Blueprint, Text
@@ -118,14 +118,21 @@ def hopeless(_):
     raise Failed("The loss is not a number at step 1.")
 
 
+def test_plans_of_one_name_are_called_after_their_folders(tmp_path):
+    for name in ("wide", "deep"):
+        (tmp_path / name).mkdir()
+    files = [write_plan(tmp_path / name) for name in ("wide/plan.json", "deep/plan.json", "usual.json")]
+    assert list(_read_plans(files)) == ["wide", "deep", "usual"]
+
+
 def test_wrong_comparisons_get_a_sentence(given, tmp_path, monkeypatch):
     (usual, other), data = given
     long = write_plan(tmp_path / "long.json", blueprint=Blueprint(48, Text(300, 32, tied=True)))
     shape = Blueprint(48, Text(300, 16, tied=True)).shape("llama", 32, MIXED)
     Plan.full(shape).save(tmp_path / "reduces.json")
     for plans, sentence in (
-        ([usual], "at least two plans in files of different names"),
-        ([usual, usual], "at least two plans in files of different names"),
+        ([usual], "at least two plans, in files or folders of different names"),
+        ([usual, usual], "at least two plans, in files or folders of different names"),
         ([usual, long], "long reads a vocabulary of 300 in contexts of 32 and usual reads"),
         ([usual, tmp_path / "reduces.json"], "reduces: This plan reduces a model"),
     ):

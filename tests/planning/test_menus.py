@@ -8,7 +8,7 @@ import pytest
 
 from headwise.files.errors import BudgetError, InputError
 from headwise.planning.knapsack import Option
-from headwise.planning.menus import MenuRequest, build_menus
+from headwise.planning.menus import BLOCK, MenuRequest, build_menus
 from headwise.planning.planner import allocate
 from headwise.records import Change, LayerShape, ModelShape
 from headwise.records.budget import Budget
@@ -85,6 +85,21 @@ def test_one_option_of_each_menu_is_taken_and_what_is_impossible_is_said():
         allocate(PROFILE, replace(BUDGET, amount=0.4), menus, "halves")
     with pytest.raises(InputError, match="nothing to plan"):
         allocate(PROFILE, BUDGET, build_menus(request(), []), "halves")
+
+
+def test_whole_blocks_compete_with_all_that_becomes_of_their_parts():
+    full = BUDGET.cost(LAYER, SHAPE)
+    parts = [source("heads", full - full // 4, 0.1), source("mlp", full // 2, 0.15, "mlp")]
+    both = (full // 4, 0.25, ["heads", "mlp"])
+    for loss, last in ((0.2, (0, 0.2, ["block"])), (0.9, both)):
+        menus = build_menus(request(), [*parts, source("block", 0, loss, BLOCK)])
+        assert list(menus) == [(0, "attention"), (1, "attention")]
+        for menu in menus.values():
+            rows = [(option.cost, round(option.loss, 9), names([option])) for option in menu]
+            assert rows[:2] == [(full, 0.0, []), (full // 2, 0.15, ["mlp"])] and rows[2] == last
+            assert rows[3:] == ([(0, 0.9, ["block"])] if last == both else [])
+    several = replace(request(), costs=[*request().costs] * 2)
+    assert all(part != BLOCK for _, part in build_menus(several, [source("block", 0, 0.25, BLOCK)]))
 
 
 def test_what_costs_more_for_nothing_is_not_offered():

@@ -4,16 +4,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.records.packing import FIELDS, WIDTHS, packed_of
+from headwise.records.packing import FIELDS, WHOLE_BITS, WIDTHS, bits_of, digits_of, packed_of
 from headwise.records.shape import LayerShape
 from headwise.runtime.cache import LayerCodes
+
+
+def test_digits_are_read_as_they_are_written():
+    assert digits_of((*WIDTHS, WHOLE_BITS)) == "01234568g"
+    assert tuple(bits_of("01234568g")) == (*WIDTHS, WHOLE_BITS)
 
 
 def test_a_width_has_at_most_two_fields():
     assert all(sum(bool(bits & field) for field in FIELDS) <= 2 for bits in WIDTHS)
 
 
-@given(st.lists(st.sampled_from(WIDTHS), min_size=2, max_size=40))
+@given(st.lists(st.sampled_from((*WIDTHS, WHOLE_BITS)), min_size=2, max_size=40))
 def test_bytes_are_those_of_the_cache(widths):
     half = len(widths) // 2
     keys, values = (torch.tensor([part], dtype=torch.uint8) for part in (widths[:half], widths[half:]))

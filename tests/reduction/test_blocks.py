@@ -1,5 +1,7 @@
 """Blocks dropped whole: what that costs is measured by running the rest, and plans for fewer layers stay stock."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -69,3 +71,25 @@ def test_fewer_layers_are_a_stock_model(tmp_path):
     assert Plan.load(tmp_path / "plan.json").budget["layers"] == 2
     with pytest.raises(InputError, match="at least one layer"):
         Budget("layers", 0)
+
+
+def test_a_block_that_nobody_misses_goes_under_a_budget_of_parameters(tmp_path):
+    model = tiny("llama", attention_bias=False)
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog and runs away from here " * 8)
+    inspect(str(tmp_path / "model"), tmp_path / "run", texts=[str(tmp_path / "text.txt")], tokens=96, lengths=(16, 32))
+    profile = Profile.load(tmp_path / "run")
+    losses = ([1.0, 2.0], [1.0, 1e-9], [1.0, 2.0])  # without the MLP, without the block
+    measured = [
+        replace(layer, values={**layer.values, "left_out": own})
+        for layer, own in zip(profile.layers, losses, strict=True)
+    ]
+    profile = replace(profile, layers=tuple(measured))
+    for share, alone in ((0.67, True), (0.5, False)):
+        plan = plan_for(profile, Budget("keep_params", share), multiple=4)
+        assert plan.layers[1] == (DROPPED,) and bool(plan.layers[0] or plan.layers[2]) != alone
+        reduced = build_reduced(model, plan, tensors=profile.tensors)
+        assert shape_of(reduced).block_parameters() <= share * profile.shape.block_parameters()
+    least = plan_for(profile, Budget("keep_params", 0.05), multiple=4)
+    assert any(layer is not None and layer.heads for layer in least.after(profile.shape))

@@ -6,17 +6,21 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.checkpoints.packed import codes_of
 from headwise.families.shapes import shape_of
 from headwise.files.errors import BudgetError, InputError
 from headwise.planning.planner import allocate
-from headwise.records import Plan
+from headwise.records import Plan, cost_of
 from headwise.records.budget import Budget
+from headwise.reduction.bits.change import Bits
 from headwise.reduction.flatten.change import Flatten
 from headwise.reduction.kinds import kinds
 from headwise.reduction.plans import menus_for, plan_for, predicted_losses
 from headwise.reduction.removal.change import Removal
 from headwise.runtime.modeling_headwise import ReducedModel
 from headwise.tracing.example import example_inputs
+from headwise.tracing.rounding import rounding
+from tests.reduction.conftest import inputs
 
 PAIR, DROPPED = Flatten(1), Removal("block")
 
@@ -107,3 +111,39 @@ def test_uniform_plans_of_fewer_layers_only_drop_them_and_stay_stock(profiles):
 
 def test_kinds_offer_parts_of_blocks_or_several_blocks():
     assert {kind.change.kind for kind in kinds() if kind.spans.__name__ == "spans"} == {"flatten"}
+
+
+def test_joined_blocks_may_round_their_cache(profiles, tmp_path):
+    model, profile = profiles("llama")
+    ids = inputs()[0]["input_ids"]
+    depth = plan_for(profile, Budget("layers", 2))
+    plain = hw.compress(model, depth, profile, hw.CompressConfig(refit="none"))
+    errors = []
+    for share in (0.53, 0.3, 0.15):
+        budget = Budget("layers", 2, also=(Budget("keep_kv", share, 4096),))
+        plan = plan_for(profile, budget, cache="mixed")
+        assert plan.made_of() == depth.made_of()
+        joined = next(run for run in plan.made_of() if len(run) > 1)
+        assert all(any(change.kind == "bits" for change in plan.layers[number]) for number in joined)
+        small = hw.compress(model, plan, profile, hw.CompressConfig(refit="none"))
+        with torch.no_grad(), rounding(small, codes_of(small)):
+            errors.append((small(ids).logits - plain(ids).logits).abs().mean().item())
+        cache = hw.cache(small)
+        with torch.no_grad():
+            small(ids, past_key_values=cache)
+        assert cache.nbytes == cost_of(shape_of(small), cache.get_seq_length(), len(ids), "fp32").kv_bytes
+    assert 3 * errors[0] < errors[1] < errors[2] / 2
+    hw.save(small, tmp_path / "out")
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    generated = [
+        one.generate(ids, past_key_values=hw.cache(one), **options) for one in (small, hw.open(tmp_path / "out"))
+    ]
+    assert torch.equal(*generated)
+
+
+def test_a_rounded_half_needs_a_rounded_neighbour(profiles):
+    _, profile = profiles("llama")
+    bits = Bits(("8" * 8,) * 2, ("8" * 16,))
+    for layers in (((bits, PAIR), (), ()), ((PAIR,), (bits,), ())):
+        with pytest.raises(InputError, match="all have a rounded cache or none"):
+            Plan.make(profile.shape, layers)

@@ -13,6 +13,8 @@ from headwise.families.shapes import shape_of
 from headwise.families.sites import matrix, sites_of
 from headwise.files.errors import InputError
 from headwise.records import Plan, cost_of
+from headwise.records.settings import CostConfig
+from headwise.reduction.absorbed.change import Absorbed
 from headwise.reduction.build import build_reduced
 from headwise.reduction.flatten.change import Flatten
 from headwise.reduction.mlp.change import Channels
@@ -21,6 +23,7 @@ from headwise.reduction.widths.change import Widths
 from headwise.reduction.widths.refit import refit_model
 from headwise.runtime import reopen
 from headwise.runtime.modeling_headwise import ReducedModel
+from headwise.steps.cost import report_cost
 from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.forward import forward
@@ -244,6 +247,7 @@ def test_plans_that_join_wrongly_say_what_is_wrong():
         "at least one block must be joined": [(Flatten(0),), (), ()],
         "nothing is left for flatten": [(Removal("block"), PAIR), (), ()],
         "must have heads of one width": [(Widths(4, 2, 8, 4), PAIR), (), ()],
+        "its cache holds latents already": [(Absorbed.whole(shape.layers[0], 2), PAIR), (), ()],
         "as many query heads for each key/value head": [(Widths(2, 2, 8, 8), PAIR), (), ()],
     }
     for sentence, layers in wrong.items():
@@ -257,6 +261,11 @@ def test_a_plan_says_what_became_of_each_block(tmp_path):
     assert plan.made_of() == ((0,), (1, 2))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").layers == plan.layers
+    tiny("llama").save_pretrained(tmp_path / "model")
+    report = report_cost(str(tmp_path / "model"), tmp_path / "plan.json", CostConfig())
+    assert report.kept == (0, 1, None)
+    shown = str(report)
+    assert "4 > 8" in shown and "2 joined to 1" in shown
 
 
 def test_a_fit_brings_joined_blocks_nearer():

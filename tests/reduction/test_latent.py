@@ -19,6 +19,7 @@ from headwise.reduction.latent.change import Latent
 from headwise.reduction.latent.options import options, predicted_loss
 from headwise.reduction.mlp.change import Channels
 from headwise.reduction.plans import plan_for
+from headwise.runtime.cache import read_spec, write_spec
 from headwise.tracing.fisher import measure_distance
 from headwise.tracing.rounding import rounding
 from tests.reduction.conftest import inputs
@@ -49,6 +50,32 @@ def test_all_coordinates_with_all_bits_are_nearly_the_model(name, profiles):
         cache = packed_cache(small)
         steps = [small(part, past_key_values=cache).logits for part in ids.split((40, 1, 7), dim=1)]
         assert (torch.cat(steps, dim=1) - dense).norm() < 0.02 * dense.norm()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_whole_coordinates_are_the_model(name, profiles, tmp_path):
+    model, profile = profiles(name)
+    small = hw.compress(model, latents(profile, "g"), profile)
+    ids = inputs()[0]["input_ids"]
+    with torch.no_grad():
+        dense = model(ids).logits
+        cache = packed_cache(small)
+        steps = [small(part, past_key_values=cache).logits for part in ids.split((40, 1, 7), dim=1)]
+        assert (torch.cat(steps, dim=1) - dense).norm() < 1e-3 * dense.norm()
+    write_spec(tmp_path / "codes", codes_of(small))
+    assert read_spec(tmp_path / "codes").digest == codes_of(small).digest
+    assert cost_of(hw.shape_of(small), 48).kv_bytes == cost_of(hw.shape_of(small), 32).kv_bytes + sum(
+        16 * (2 * layer.value_groups * layer.joint_group_width + 1) for layer in profile.shape.layers
+    )
+
+
+def test_whole_latents_of_a_multi_head_model_are_exact_at_half_the_bytes(profiles):
+    model, profile = profiles("gpt2")
+    plan = plan_for(profile, Budget("keep_kv", 0.56, 65536), cache="whole")
+    assert {digit for changes in plan.layers for change in changes for digit in "".join(change.coordinates)} == {*"0g"}
+    small = hw.compress(model, plan, profile)
+    with rounding(small, codes_of(small)):
+        assert measure_distance(model, small, profile.held_out()).divergence < 1e-6
 
 
 def test_latents_are_taken_only_where_they_may_be(profiles):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from headwise.runtime.packing import (
+    WHOLE_BITS,
     WIDTHS,
     Evening,
     decode,
@@ -25,16 +26,17 @@ from tests.runtime.specs import random_codes, random_spec
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=40), st.integers(0, 2**31))
+@given(st.lists(st.sampled_from((*WIDTHS, WHOLE_BITS)), min_size=1, max_size=40), st.integers(0, 2**31))
 def test_codes_of_any_widths_come_back_from_their_bytes(widths, seed):
     bits = torch.tensor(widths)
     generator = torch.Generator().manual_seed(seed)
-    codes = (torch.rand(2, len(widths), 5, generator=generator) * (1 << bits)[:, None]).to(torch.uint8)
+    codes = (torch.rand(2, len(widths), 5, generator=generator) * (1 << bits)[:, None]).int()
     packed = pack(codes, bits)
     count = {size: sum((w == 8) == (size == 8) and w & size > 0 for w in widths) for size in (8, 4, 2, 1)}
+    count[8] += 2 * widths.count(WHOLE_BITS)
     expected = count[8] + -(-count[4] // 2) + -(-count[2] // 4) + -(-count[1] // 8)
     assert packed.shape == (2, max(expected, 1), 5)
-    assert torch.equal(unpack(packed, bits), codes)
+    assert torch.equal(unpack(packed, bits).int(), codes)
 
 
 def level_table(bits, levels):

@@ -21,6 +21,7 @@ from headwise.files.errors import Failed, InputError
 from headwise.records import LayerPlan, Plan
 from headwise.records.healing import HealConfig
 from headwise.records.settings import ReadConfig
+from headwise.reduction.flatten.change import Flatten
 from headwise.steps.compress import compress
 from headwise.steps.heal import CURVE, heal, heal_model, local
 from headwise.steps.heal.teacher import Memory, Teacher
@@ -314,6 +315,25 @@ def test_where_attention_was_only_removed_the_rest_of_it_learns(tmp_path, train)
         config=config,
     )
     assert found["after"] < found["before"]
+
+
+def test_joined_blocks_learn_what_all_of_theirs_added(tmp_path):
+    _, teacher = prepared(tmp_path)
+    shape = shape_of(open_model(teacher))
+    Plan.make(shape, ((), (Flatten(1),), ())).save(tmp_path / "plan.json")
+    compress(teacher, tmp_path / "plan.json", tmp_path / "joined")
+    found = heal(
+        str(tmp_path / "joined"),
+        teacher,
+        tmp_path / "out",
+        texts=[str(tmp_path / "text.txt")],
+        config=HealConfig(**{**QUICK, "stage": "local"}),
+    )
+    assert found["after"] < found["before"]
+    logged = [json.loads(line) for line in (tmp_path / "out" / CURVE).read_text().splitlines()]
+    learnt = [line for line in logged if line.get("stage") == "local" and "layer" in line]
+    assert [(line["layer"], line["part"]) for line in learnt] == [(1, "attention"), (1, "mlp")]
+    assert all(line["error_after"] < line["error_before"] for line in learnt)
 
 
 def test_an_encoder_decoder_does_not_pretend_to_learn_layer_by_layer(tmp_path):

@@ -312,6 +312,21 @@ def test_what_is_there_already_stays_as_it_is(given, tmp_path):
     assert not (tmp_path / "run.training").exists()
 
 
+def test_a_finished_training_shows_its_result_again(given, tmp_path):
+    (tmp_path / "plan.json").write_bytes(given[0].read_bytes())
+    first = train(given[0], [given[1]], tmp_path / "run", config=TrainConfig(**QUICK))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    again = train(tmp_path / "plan.json", [given[1]], tmp_path / "run", config=TrainConfig(**QUICK))
+    assert {name: again[name] for name in ("class", "scores", "tokens")} == {
+        name: first[name] for name in ("class", "scores", "tokens")
+    }
+    assert "finished before" in again["notes"][0]
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    for data, seed in ((given[1], 1), (tmp_path / "plan.json", 0)):  # another seed, another text
+        with pytest.raises(InputError, match="exists already"):
+            train(given[0], [data], tmp_path / "run", config=TrainConfig(**QUICK, seed=seed))
+
+
 def test_in_memory_it_is_the_same_to_the_last_bit(given, tmp_path):
     config = TrainConfig(**{**QUICK, "tokens": 400})
     report = train(given[0], [given[1]], tmp_path / "folder", config=config)

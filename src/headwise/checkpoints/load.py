@@ -13,6 +13,13 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from headwise.checkpoints.mistaken import (
+    check_is_config,
+    folder_without_config,
+    is_unreachable,
+    record_instead_of_config,
+    to_fetch,
+)
 from headwise.checkpoints.weight_files import check_weights
 from headwise.data.fitness import check_finite, check_numbers
 from headwise.data.foreign import check_config, find_file
@@ -36,13 +43,14 @@ def open_config(source: str) -> PreTrainedConfig:
     """The config of ``source``: a local folder, a config.json or a Hub id."""
     path = Path(source).expanduser()
     if path.is_dir():
-        path = path / "config.json"
+        folder, path = path, path / "config.json"
         if not path.is_file():
-            raise InputError(f"{source} has no config.json, so it is not a model folder.")
+            raise folder_without_config(folder)
     if path.is_file():
+        check_is_config(path)
         content = read_json(path)
         if not isinstance(content.get("model_type"), str):
-            raise InputError(f"{path} names no model_type, so it is not the config of a transformers model.")
+            raise record_instead_of_config(path, content)
         check_numbers(content, str(path))
         if content["model_type"] == modeling_headwise.HeadwiseConfig.model_type:
             check_layers(Reader(content, f"{path}").child("headwise"))
@@ -56,6 +64,8 @@ def open_config(source: str) -> PreTrainedConfig:
         what = source if path.is_file() else f"{source} is no local folder, and as a Hub id it"
         own_code = "it needs code of its own, which headwise does not run."
         reason = own_code if "trust_remote_code" in str(error) else _reason(error)
+        if not path.is_file() and is_unreachable(error):
+            reason = f"the Hub cannot be reached. {to_fetch(source)}"
         raise InputError(f"{what} cannot be opened: {reason}") from error
     family_of(base_type(config))
     check_config(config, source)

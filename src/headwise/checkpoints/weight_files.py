@@ -19,8 +19,13 @@ OF_PROCESSES = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")  # t
 
 def check_weights(source: str, config: PreTrainedConfig) -> None:
     """Raise where the weights of a model folder or Hub id are not what headwise reads."""
-    if getattr(config, "quantization_config", None) is not None:
-        raise InputError(f"The weights of {source} are quantised; give the model in full or half precision.")
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        by = f" by {method}" if isinstance(method, str) else ""
+        raise InputError(
+            f"The weights of {source} are quantised{by}; give the model they were made from, in full or half precision."
+        )
     elsewhere = getattr(config, "transformers_weights", None)
     if elsewhere is not None:
         raise InputError(f"The config of {source} names its weights {elsewhere!r}; headwise reads {SINGLE} or {INDEX}.")

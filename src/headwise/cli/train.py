@@ -50,7 +50,5 @@ def train(
         typer.echo(json.dumps(report, indent=1))
     else:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in report["scores"].items())
-        typer.echo(
-            f"{output}: {report['class']}, {report['tokens']:,} tokens; on held-out data {scores}; reopened in a fresh "
-            "process with the same outputs."
-        )
+        checked = "" if report.get("finished_before") else "; reopened in a fresh process with the same outputs"
+        typer.echo(f"{output}: {report['class']}, {report['tokens']:,} tokens; on held-out data {scores}{checked}.")

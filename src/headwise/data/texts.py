@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +23,8 @@ DEFAULT_TEXT, EVALUATION_TEXT = TEXTS / "default.txt", TEXTS / "evaluation.txt"
 DIALOGUES, EVALUATION_DIALOGUES = TEXTS / "dialogues.jsonl", TEXTS / "dialogues-evaluation.jsonl"
 ROLES = ("system", "user", "assistant", "tool")
 SEQUENCES, LETTERS = 0.9, 20  # so many lines are one long word: a file of sequences (of proteins, say), no prose
+
+GZIP = b"\x1f\x8b"
 
 Kind = Literal["prose", "chat"]
 Dialogue = tuple[dict[str, str], ...]
@@ -119,13 +123,15 @@ def own_texts(*, evaluation: bool = False, chat: bool = False) -> tuple[Text, ..
 
 
 def read_text(name: str) -> str:
-    """The text of one file, or of standard input for "-"; lines end in a line feed, whatever they ended in there."""
+    """The text of one file, or of standard input for "-", also gzipped; lines end in a line feed, whatever they did."""
     try:
         raw = _all_of(sys.stdin) if name == "-" else Path(name).expanduser().read_bytes()
+        if raw.startswith(GZIP):
+            raw = gzip.decompress(raw)
         return TextIOWrapper(BytesIO(raw), encoding="utf-8").read()
     except FileNotFoundError:
         raise InputError(f"There is no file {name}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{name} cannot be read as text: {error}.") from None
 
 
@@ -136,7 +142,7 @@ def _all_of(stream: TextIO) -> bytes:
 
 def _read(name: str, form: TextFormat) -> Text:
     content, called = read_text(name), "standard input" if name == "-" else name
-    if name.endswith(".jsonl") and content.strip():
+    if name.removesuffix(".gz").endswith(".jsonl") and content.strip():
         return _json_lines(content, called)
     return _document(content, called, form)
 

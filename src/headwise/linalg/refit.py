@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 STEPS = 10  # of conjugate gradients
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the mean weight of a coordinate
+LIKELY = 1  # of them is tried first
 Turn = Callable[[Tensor], Tensor]
 
 
@@ -77,42 +78,60 @@ def fit_temperature(hessian_HNKK: Tensor, gradient_HNK: Tensor, queries_HNK: Ten
 class OutputFit:
     """Weighted ridge regression of a layer's output error on the outputs of its heads, summed batch by batch.
 
-    The penalty is cross-validated: fitted to one half of every batch, each is scored on the other.
+    The penalty is cross-validated: fitted to one half of every batch, each is scored on the other. Tokens that are held
+    out are not fitted to: what does not lower their error is not worth anything.
     """
 
     def __init__(self) -> None:
         self._halves: list[tuple[Tensor, Tensor]] = []
+        self._held_out: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, heads_NC: Tensor, error_ND: Tensor, weight_N: Tensor) -> None:
+    def add(self, heads_NC: Tensor, error_ND: Tensor, weight_N: Tensor, *, held_out: bool = False) -> None:
         """Add tokens: all heads' outputs, the error left after their projection, and the weight of each token."""
         middle = len(heads_NC) // 2
-        for half, some in enumerate((slice(None, middle), slice(middle, None))):
+        parts = (slice(None),) if held_out else (slice(None, middle), slice(middle, None))
+        total = self._held_out if held_out else self._halves
+        for place, some in enumerate(parts):
             heads, error = heads_NC[some], error_ND[some]
             weighted = heads * weight_N[some, None]
             sums = (weighted.mT @ heads).double(), (weighted.mT @ error).double()
-            if len(self._halves) <= half:
-                self._halves.append(sums)
+            if len(total) <= place:
+                total.append(sums)
             else:
-                gram, cross = self._halves[half]
-                self._halves[half] = gram + sums[0], cross + sums[1]
+                gram, cross = total[place]
+                total[place] = gram + sums[0], cross + sums[1]
 
     def solve(self) -> Tensor:
         """The correction (C, D), each head coordinate shrunk in proportion to its energy, whatever its scale.
 
-        Zero where no penalty lowers the error on the other half.
+        Zero where no penalty lowers the error on the other half, or the chosen one that of tokens held out.
         """
         assert self._halves, "nothing was added"
         one, other = self._halves
         both = (one[0] + other[0], one[1] + other[1])
         root = _scale(both[0])
-        errors = [
-            sum(_error(seen, correction) for seen, correction in ((other, first), (one, second)))
-            for first, second in zip(_path(one, root), _path(other, root), strict=True)
-        ]
-        best = min(range(len(errors)), key=lambda place: float(errors[place]))
-        if not errors[best] < 0:
-            return torch.zeros_like(both[1])
-        return list(_path(both, root))[best]
+
+        def crossed(place: int) -> float:
+            """The error under a penalty: fitted to each half, measured on the other."""
+            fits = ((other, one), (one, other))
+            return sum(_error(seen, _ridge(fitted, root, PENALTIES[place])).item() for seen, fitted in fits)
+
+        best, error = _lowest(crossed, len(PENALTIES), LIKELY)
+        correction = _ridge(both, root, PENALTIES[best])
+        helps = error < 0 and all(_error(sums, correction) < 0 for sums in self._held_out)
+        return correction if helps else torch.zeros_like(both[1])
+
+
+def _lowest(error: Callable[[int], float], count: int, start: int) -> tuple[int, float]:
+    """The place of the lowest of ``count`` errors, and it, downhill from ``start``: they fall, then they rise."""
+    best, lowest = start, error(start)
+    for step in (-1, 1):
+        place = best + step
+        while 0 <= place < count and (value := error(place)) < lowest:
+            best, lowest, place = place, value, place + step
+        if best != start:
+            break
+    return best, lowest
 
 
 def _scale(gram_CC: Tensor) -> Tensor:
@@ -121,14 +140,17 @@ def _scale(gram_CC: Tensor) -> Tensor:
     return weight.clamp(min=tiny).sqrt()
 
 
-def _path(sums: tuple[Tensor, Tensor], root_C: Tensor) -> Generator[Tensor, None, None]:
-    """The corrections under all `PENALTIES`; these are relative to the weight of the coordinates in these sums."""
+def _ridge(sums: tuple[Tensor, Tensor], root_C: Tensor, penalty: float) -> Tensor:
+    """The correction under a penalty, which is relative to the mean weight of the coordinates in these sums.
+
+    By Cholesky: with so much on its diagonal a Gram matrix is well conditioned, and the few penalties that are tried
+    cost less than one decomposition that would serve all.
+    """
     gram_CC, cross_CD = sums
     scaled = gram_CC / root_C / root_C[:, None]
-    values, vectors = torch.linalg.eigh(scaled)
-    turned, mean = vectors.mT @ (cross_CD / root_C[:, None]), scaled.diagonal().mean()
-    for penalty in PENALTIES:
-        yield vectors @ (turned / (values.clamp(min=0) + penalty * mean)[:, None]) / root_C[:, None]
+    mean = scaled.diagonal().mean().clamp(min=torch.finfo(scaled.dtype).eps)
+    scaled.diagonal().add_(penalty * mean)
+    return torch.cholesky_solve(cross_CD / root_C[:, None], torch.linalg.cholesky(scaled)) / root_C[:, None]
 
 
 def _error(sums: tuple[Tensor, Tensor], correction_CD: Tensor) -> Tensor:

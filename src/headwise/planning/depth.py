@@ -6,16 +6,19 @@ many of the blocks so far is all that the blocks behind must know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from headwise.files.errors import InputError
-from headwise.planning.knapsack import Option
+from headwise.planning.knapsack import Option, along_hulls, frontier
 from headwise.planning.menus import ATTENTION, MenuRequest, Menus
 from headwise.records.change import Change
 from headwise.records.plan import Changes, changed, runs
 from headwise.records.shape import LayerShape
+
+ROUNDED = -1  # among what has to be alike: a cache of rounded numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +78,85 @@ def shallower(request: MenuRequest, menus: Menus, decided: Sequence[Changes]) ->
 
 
 def _joined(request: MenuRequest, menus: Menus, run: Sequence[int], joining: Change) -> Menus:
+    """Menus of blocks that become one: all parts but the attention keep their own, at what they cost in the whole."""
     layers = [request.profile.shape.layers[number] for number in run]
+    whole = [_Choice(layer, (), Option(0, 0.0)) for layer in layers]
 
-    def option(halves: Sequence[LayerShape], chosen: Sequence[Option]) -> Option | None:
+    def option(halves: Sequence[_Choice], loss: float, *changes: Callable[[], tuple[Change, ...]]) -> Option | None:
         try:
-            shape = joining.join(halves, "")
+            shape = joining.join([half.layer for half in halves], [half.changes for half in halves], "")
         except InputError:
             return None
-        changes = [each.changes for each in chosen]
-        return request.option(shape, sum(each.loss for each in chosen), changes[0], *changes[1:])
+        return request.option(shape, loss, *changes)
 
     result: Menus = {}
     for (number, name), menu in menus.items():
         if name == ATTENTION:
             continue
-        place, options = run.index(number), []
-        for each in menu:
-            after = changed(layers[place], each.changes())
-            halves = [after if n == place else layer for n, layer in enumerate(layers) if after is not None]
-            if halves and (one := option(halves, [each])) is not None:
-                options.append(one)
-        result[number, name] = options
-    attention = [_by_widths(layer, menus[number, ATTENTION]) for number, layer in zip(run, layers, strict=True)]
-    options = []
-    every = dict.fromkeys(key for each in attention for key in each)
-    for widths in sorted(every, key=lambda key: key is None):  # the first option changes nothing, as in all menus
-        fitting = [each.get(widths, []) + (each.get(None, []) if widths is not None else []) for each in attention]
-        for chosen in product(*fitting):
-            if widths is None or any(after.heads for after, _ in chosen):
-                options.append(option([after for after, _ in chosen], [each for _, each in chosen]))
+        place = run.index(number)
+        options = [
+            option([*whole[:place], choice, *whole[place + 1 :]], choice.option.loss, choice.option.changes)
+            for choice in _choices(layers[place], menu)
+        ]
+        result[number, name] = [each for each in options if each is not None]
+    attention = [_by_widths(_choices(layer, menus[n, ATTENTION])) for n, layer in zip(run, layers, strict=True)]
+    options = [
+        option(halves, sum(half.option.loss for half in halves), *(half.option.changes for half in halves))
+        for halves in _fitting(attention)
+    ]
     result[run[0], ATTENTION] = [each for each in options if each is not None]
     return result
 
 
-def _by_widths(
-    layer: LayerShape, menu: Iterable[Option]
-) -> dict[tuple[int, ...] | None, list[tuple[LayerShape, Option]]]:
-    """Options of an attention with what they make of it, by what has to be alike in joined blocks; None: no heads."""
-    sorted_out: dict[tuple[int, ...] | None, list[tuple[LayerShape, Option]]] = {}
-    for each in menu:
-        after = changed(layer, each.changes())
-        if after is None:
+class _Choice(NamedTuple):
+    """An option of one of the blocks, the changes it stands for and what they make of the block."""
+
+    layer: LayerShape
+    changes: tuple[Change, ...]
+    option: Option
+
+
+def _choices(layer: LayerShape, menu: Iterable[Option]) -> Iterator[_Choice]:
+    for option in menu:
+        changes = option.changes()
+        after = changed(layer, changes)
+        if after is not None:
+            yield _Choice(after, changes, option)
+
+
+Alike = tuple[int, ...] | None
+
+
+def _by_widths(choices: Iterable[_Choice]) -> dict[Alike, list[_Choice]]:
+    """Choices for an attention by what has to be alike in joined blocks; None: no heads."""
+    by_widths: dict[Alike, list[_Choice]] = {}
+    for choice in choices:
+        layer = choice.layer
+        alike = (layer.qk_dim, layer.v_dim, layer.rotary, layer.heads // layer.kv_heads) if layer.heads else None
+        if alike is not None and layer.packed is not None:
+            alike = (*alike, ROUNDED)
+        by_widths.setdefault(alike, []).append(choice)
+    return by_widths
+
+
+def _fitting(blocks: Sequence[dict[Alike, list[_Choice]]]) -> Iterator[Sequence[_Choice]]:
+    """Choices for all blocks that fit together, first the one that changes nothing, as in all menus."""
+    every = dict.fromkeys(alike for block in blocks for alike in block)
+    for alike in sorted(every, key=lambda alike: alike is None):
+        own = [block.get(alike, []) for block in blocks]
+        without = [[] if alike is None else block.get(None, []) for block in blocks]
+        if alike is not None and alike[-1] == ROUNDED:
+            yield from _along_hulls([[*one, *none] for one, none in zip(own, without, strict=True)])
             continue
-        alike = (after.qk_dim, after.v_dim, after.rotary, after.heads // after.kv_heads) if after.heads else None
-        sorted_out.setdefault(alike, []).append((after, each))
-    return sorted_out
+        for halves in product(*([*one, *none] for one, none in zip(own, without, strict=True))):
+            if alike is None or any(half.layer.heads for half in halves):
+                yield halves
+
+
+def _along_hulls(menus: Sequence[Sequence[_Choice]]) -> Iterator[Sequence[_Choice]]:
+    """Of many choices those that cost least loss together: down all hulls, the least loss per cost saved first."""
+    if not all(menus):
+        return
+    chosen_of = {id(choice.option): choice for menu in menus for choice in menu}
+    for options in along_hulls([frontier(choice.option for choice in menu) for menu in menus]):
+        yield [chosen_of[id(option)] for option in options]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from headwise.records.packing import NOISE
+from headwise.records.packing import NOISE, bits_of, digits_of
 
 # An error that shrinks a coordinate for all tokens alike adds up over them, noise does not: of the power e that
 # rounding loses, e^2 is shrinkage, and costs so much more.
@@ -34,10 +34,10 @@ def fillings(losses: Sequence[float], widths: Sequence[int]) -> Iterator[tuple[l
 def rounding_loss(losses: Sequence[Sequence[float]], digits: Sequence[str]) -> float:
     """What it costs to round coordinates, in rows, to as many bits as the ``digits`` of each row say."""
     rows = zip(losses, digits, strict=True)
-    return sum(loss * COST[int(digit)] for row, bits in rows for loss, digit in zip(row, bits, strict=True))
+    return sum(loss * COST[bits] for row, digits in rows for loss, bits in zip(row, bits_of(digits), strict=True))
 
 
 def digit_rows(bits: Sequence[int], width: int) -> tuple[str, ...]:
     """``bits`` as digits, in rows of ``width`` coordinates."""
-    digits = "".join(map(str, bits))
+    digits = digits_of(bits)
     return tuple(digits[start : start + width] for start in range(0, len(digits), width))

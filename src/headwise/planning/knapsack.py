@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headwise.files.errors import InputError
@@ -61,9 +61,9 @@ def choose(menus: Sequence[Sequence[Option]], limit: int) -> list[Option]:
     """One option of each menu (a `frontier`), for ``limit`` at most, with as little loss as can be found so."""
     if least(menus) > limit:
         raise InputError(f"The least that can be kept costs {least(menus)}, which is more than {limit}.")
-    hulls = [_hull(options) for options in menus]
+    hulls = [lower_hull(options) for options in menus]
     spent = sum(hull[0].cost for hull in hulls)
-    heap = [(_rate(hull, 0), menu, 0) for menu, hull in enumerate(hulls) if len(hull) > 1]
+    heap = [(step_rate(hull, 0), menu, 0) for menu, hull in enumerate(hulls) if len(hull) > 1]
     heapq.heapify(heap)
     chosen = [hull[0] for hull in hulls]
     while spent > limit:
@@ -72,7 +72,7 @@ def choose(menus: Sequence[Sequence[Option]], limit: int) -> list[Option]:
         chosen[menu] = hull[place + 1]
         spent -= hull[place].cost - hull[place + 1].cost
         if place + 2 < len(hull):
-            heapq.heappush(heap, (_rate(hull, place + 1), menu, place + 1))
+            heapq.heappush(heap, (step_rate(hull, place + 1), menu, place + 1))
     return _improved(menus, chosen, limit - spent)
 
 
@@ -93,19 +93,35 @@ def _total(chosen: Iterable[Option]) -> float:
     return sum(option.loss for option in chosen)
 
 
-def _hull(options: Sequence[Option]) -> list[Option]:
+def lower_hull(options: Sequence[Option]) -> list[Option]:
     """The lower convex hull of a frontier: every step down costs more loss per cost saved than the one before."""
-    hull: list[Option] = []
+    lowest: list[Option] = []
     for option in options:
-        while len(hull) > 1 and _rate((*hull[-2:], option), 0) >= _rate((*hull[-2:], option), 1):
-            hull.pop()
-        hull.append(option)
-    return hull
+        while len(lowest) > 1 and step_rate((*lowest[-2:], option), 0) >= step_rate((*lowest[-2:], option), 1):
+            lowest.pop()
+        lowest.append(option)
+    return lowest
 
 
-def _rate(hull: Sequence[Option], place: int) -> float:
-    now, after = hull[place], hull[place + 1]
+def step_rate(options: Sequence[Option], place: int) -> float:
+    """The loss that the step from one of ``options`` to the next adds, per cost it saves."""
+    now, after = options[place], options[place + 1]
     return (after.loss - now.loss) / (now.cost - after.cost)
+
+
+def along_hulls(menus: Sequence[Sequence[Option]]) -> Iterator[list[Option]]:
+    """One option of each menu (a `frontier`), as they are first and then down all hulls, the least loss per cost saved
+    first: what costs least loss together.
+    """
+    hulls = [lower_hull(options) for options in menus]
+    steps = sorted(
+        (step_rate(hull, place), number, place) for number, hull in enumerate(hulls) for place in range(len(hull) - 1)
+    )
+    taken = [hull[0] for hull in hulls]
+    yield list(taken)
+    for _, number, place in steps:
+        taken[number] = hulls[number][place + 1]
+        yield list(taken)
 
 
 def _best_moves(menus: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[_Move]:

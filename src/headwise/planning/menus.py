@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from headwise.planning.knapsack import Option, frontier
+from headwise.planning.knapsack import Option, along_hulls, frontier
 from headwise.records.change import Change
 from headwise.records.profile import Profile
 from headwise.records.shape import LayerShape
 
 ATTENTION = "attention"  # the part that every layer has a menu for
+BLOCK = "block"  # the part whose options are taken instead of those of all other parts
 Part = tuple[int, str]  # the number of a layer and the name of what changes in it
 MenuItem = tuple[Part, Option]
 Menus = dict[Part, list[Option]]
@@ -22,8 +24,8 @@ class MenuRequest:
     """What options are asked for: a profile, the ``costs`` of a layer, a step for widths, layers to leave alone.
 
     ``costs`` count a layer with its block as it would be (None: dropped), one for each budget; only differences between
-    the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "int8", "int4" or
-    "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
+    the options of one menu matter. ``cache`` says how the KV cache may be rounded: "mixed", "latent", "whole", "int8",
+    "int4" or "none", ``merge`` whether heads may be merged, ``absorb`` whether blocks of heads may cache latents.
     """
 
     profile: Profile
@@ -89,8 +91,27 @@ def every_option(request: MenuRequest, sources: Iterable[Callable[[MenuRequest],
 
 
 def worthwhile(request: MenuRequest, menus: Menus) -> Menus:
-    """``menus`` in order, without options that save nothing, where there is but one thing to save."""
+    """``menus`` in order, without options that save nothing, where there is but one thing to save.
+
+    There whole blocks compete with all that could become of their parts together; elsewhere they are not offered.
+    """
     if len(request.costs) > 1:
-        return {part: menus[part] for part in sorted(menus)}
+        return {part: menus[part] for part in sorted(menus) if part[1] != BLOCK}
     saving = {part: [option for option in menu if option.cost <= menu[0].cost] for part, menu in menus.items()}
-    return {part: frontier(saving[part]) for part in sorted(menus)}
+    kept = {part: frontier(saving[part]) for part in sorted(menus)}
+    for number, blocks in [(number, kept.pop((number, name))) for number, name in sorted(menus) if name == BLOCK]:
+        together = _together([kept.pop(part) for part in list(kept) if part[0] == number])
+        kept[number, ATTENTION] = frontier([*together, *blocks])
+    return {part: kept[part] for part in sorted(kept)}
+
+
+def _together(menus: Sequence[Sequence[Option]]) -> Iterator[Option]:
+    """What the parts of a layer may become together, at least loss, first as they are."""
+    full = menus[0][0].cost
+    for options in along_hulls(menus):
+        cost = sum(option.cost for option in options) - full * (len(options) - 1)
+        yield Option(cost, sum(option.loss for option in options), partial(_all_changes, options))
+
+
+def _all_changes(options: Sequence[Option]) -> tuple[Change, ...]:
+    return tuple(change for option in options for change in option.changes())

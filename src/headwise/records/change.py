@@ -7,7 +7,7 @@ folder each, and make themselves known here when headwise is imported.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -16,6 +16,7 @@ from headwise.files.reading import Reader
 from headwise.records.shape import LayerShape
 
 Pairs = tuple[tuple[int, ...], ...]
+Digits = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Change(ABC):
@@ -58,7 +59,7 @@ class Change(ABC):
         """What the config of a reduced model says of this change, under its kind, for whoever runs the layer."""
         return {}
 
-    def code_bits(self, layer: LayerShape) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    def code_bits(self, layer: LayerShape) -> Digits | None:
         """Where the cache of ``layer`` is rounded: bits of the coordinates of keys and of values, digits in rows.
 
         Coordinates of values that stand for keys too leave a key/value head no keys of its own.
@@ -73,8 +74,11 @@ class Change(ABC):
         """How many blocks behind this one become one with it, when each has had its other changes."""
         return 0
 
-    def join(self, layers: Sequence[LayerShape | None], where: str) -> LayerShape:
-        """The shape of the one block that ``layers`` become; an `InputError` from ``where`` if they cannot."""
+    def join(self, layers: Sequence[LayerShape | None], changes: Sequence[Sequence[Change]], where: str) -> LayerShape:
+        """The shape of the one block that ``layers`` become, each of which has had its ``changes``.
+
+        An `InputError` that begins with ``where`` if they cannot.
+        """
         raise TypeError(f"{self.kind} joins no blocks.")
 
 
@@ -110,6 +114,17 @@ def read_change(row: Reader) -> Change:
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
     return change.read(Reader({name: value for name, value in row.content.items() if name != "kind"}, row.where))
+
+
+def code_digits(layer: LayerShape, changes: Iterable[Change]) -> Digits | None:
+    """How the cache of ``layer`` is rounded by ``changes``; None where it is not."""
+    return next((digits for change in changes if (digits := change.code_bits(layer)) is not None), None)
+
+
+def joined_digits(each: Iterable[Digits]) -> Digits:
+    """The digits of a layer with the key/value heads of several, whose rows stay as they are."""
+    keys, values = zip(*each, strict=True)
+    return tuple(row for rows in keys for row in rows), tuple(row for rows in values for row in rows)
 
 
 def check_packable(layer: LayerShape, where: str) -> None:

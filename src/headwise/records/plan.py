@@ -183,7 +183,8 @@ class Plan(Shown):
             nested = [n for n in run[1:] if any(change.following() for change in self.layers[n])]
             if nested:
                 raise InputError(f"{where}: layer {nested[0]} is joined to it and cannot have others joined to itself.")
-            after[first] = joining.join([layers[number] for number in run], where)
+            changes = [self.layers[number] for number in run]
+            after[first] = joining.join([layers[number] for number in run], changes, where)
         return after
 
     def save(self, path: Path | str) -> None:

@@ -16,7 +16,7 @@ Precision = Literal["auto", "fp32", "bf16"]  # to train in
 Format = Literal["auto", "stock", "per-layer"]
 Method = Literal["auto", "weighted", "token-weighted", "svd"]
 GgufPrecision = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-Rounding = Literal["mixed", "latent", "int8", "int4", "none"]
+Rounding = Literal["mixed", "latent", "whole", "int8", "int4", "none"]
 SLOWEST = 3e-5  # learning rate
 
 
@@ -150,8 +150,9 @@ class PlanConfig:
     cache: Rounding = option(
         "mixed",
         "How the KV cache may be rounded: mixed gives each coordinate its own bits; latent also stores one latent for "
-        "keys and values together: smallest, but keys are made anew for every token; int8 and int4 know one width or "
-        "none; none leaves it in the model's precision.",
+        "keys and values together: smallest, but keys are made anew for every token; whole stores coordinates, of "
+        "latents too, in 16 bits or not at all; int8 and int4 know one width or none; none leaves it in the model's "
+        "precision.",
     )
 
 

@@ -22,8 +22,7 @@ from headwise.records.plan import Changes, Plan, changed
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.reduction.apply import Method, Statistics, apply_changes, apply_to_mlp, statistics_of
 from headwise.reduction.config import per_layer_config
-from headwise.reduction.flatten.apply import join_attention, join_mlp
-from headwise.reduction.kinds import kinds
+from headwise.reduction.kinds import kind_of, kinds
 from headwise.reduction.stock import stock_config
 
 Format = Literal["auto", "stock", "per-layer"]
@@ -51,7 +50,10 @@ def build_reduced(
     after = plan.after(shape)
     stock = "per-layer shapes were asked for" if form == "per-layer" else stock_config(model, shape, plan)
     if form == "stock" and isinstance(stock, str):
-        raise InputError(f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format.")
+        raise InputError(
+            f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format, or make a plan with "
+            "--uniform."
+        )
     if isinstance(stock, str):
         config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
@@ -153,12 +155,13 @@ class _Member:
 
 def _fill_joined(model: PreTrainedModel, reduced: PreTrainedModel, members: Sequence[_Member], new: Site) -> None:
     """Fill the block ``new``, which becomes all of ``members`` at once; the norms in front of it only normalise."""
+    join = kind_of(next(change for change in members[0].changes if change.following())).part("apply")
     norms = [feeding_norms(model, member.site) for member in members]
     attentions = [(member.attention(), norm) for member, (norm, _) in zip(members, norms, strict=True)]
     mlps = [(member.mlp(), norm) for member, (_, norm) in zip(members, norms, strict=True)]
-    _write_attention(new, join_attention([(own, read_norm(norm)) for own, norm in attentions if own is not None]))
+    _write_attention(new, join.join_attention([(own, read_norm(norm)) for own, norm in attentions if own is not None]))
     if (mlp := mlp_of(new)) is not None:
-        _write_mlp(mlp, join_mlp([(own, read_norm(norm)) for own, norm in mlps if own is not None]))
+        _write_mlp(mlp, join.join_mlp([(own, read_norm(norm)) for own, norm in mlps if own is not None]))
     for norm, likes in zip(feeding_norms(reduced, new), zip(*norms, strict=True), strict=True):
         write_unit_norm(norm, next((like for like in likes if has_weight(like)), likes[0]))
 

@@ -15,7 +15,8 @@ from headwise.families.sites import Site, sites_of
 from headwise.files.progress import Progress, silent
 from headwise.linalg.attention import Attention
 from headwise.linalg.coding import fit_levels
-from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS
+from headwise.records.change import code_digits, joined_digits
+from headwise.records.packing import LOUD_BITS, NOISE, WIDTHS, bits_of
 from headwise.records.plan import Plan
 from headwise.records.shape import LayerShape
 from headwise.runtime.cache import CacheSpec, LayerCodes, storable, together
@@ -47,9 +48,12 @@ def rounds_cache(plan: Plan) -> bool:
 
 def _bits_of(model: PreTrainedModel, plan: Plan) -> list[Bits | None]:
     """For each layer of ``model``, which ``plan`` made, the bits of its cache."""
-    layers = zip(shape_of(model).layers, (plan.layers[run[0]] for run in plan.made_of()), strict=True)
-    coded = [[change.code_bits(layer) for change in changes] for layer, changes in layers]
-    return [next((Bits(*bits) for bits in each if bits), None) for each in coded]
+    coded: list[Bits | None] = []
+    for layer, run in zip(shape_of(model).layers, plan.made_of(), strict=True):
+        digits = [code_digits(layer, plan.layers[number]) for number in run]
+        rounded = [each for each in digits if each is not None]
+        coded.append(Bits(*joined_digits(rounded)) if rounded else None)
+    return coded
 
 
 def fit_cache(
@@ -64,7 +68,7 @@ def fit_cache(
 
     ``tensors`` of a profile name the coordinates of values.
     """
-    places = {site.path: run[0] for site, run in zip(sites_of(model), plan.made_of(), strict=True)}
+    made_of = {site.path: run for site, run in zip(sites_of(model), plan.made_of(), strict=True)}
     packed = {s.path: (s, bits) for s, bits in zip(sites_of(model), _bits_of(model, plan), strict=True) if bits}
     if not packed:
         return None
@@ -77,7 +81,8 @@ def fit_cache(
         for path, (keys, values) in samples.items():
             site, bits = packed[path]
             name = "v_code_map" if any(bits.keys) else "kv_code_map"
-            value_map = _value_map(bits, tensors.get(f"{places[path]}.{name}"))
+            maps = [own for number in made_of[path] if (own := tensors.get(f"{number}.{name}")) is not None]
+            value_map = _value_map(bits, torch.cat(maps) if maps else None)
             layers[int(site.module.layer_idx)] = _codes(bits, value_map, keys, values)
     return CacheSpec(layers, WHOLE, rotary_width(model))
 
@@ -123,7 +128,7 @@ def _value_map(bits: Bits, measured: Tensor | None) -> Tensor:
 
 def _codes(bits: Bits, value_map_AWW: Tensor, keys_NGK: Tensor, values_NGV: Tensor) -> LayerCodes:
     key_bits, value_bits = (
-        torch.tensor([list(map(int, row)) for row in rows], dtype=torch.long) for rows in (bits.keys, bits.values)
+        torch.tensor([bits_of(row) for row in rows], dtype=torch.long) for rows in (bits.keys, bits.values)
     )
     if not any(bits.keys):
         keys_NGK, values_NGV = keys_NGK[..., :0], together(keys_NGK, values_NGV, len(value_bits))
@@ -184,6 +189,7 @@ def gains() -> Tensor:
     more than as much noise. The factor that costs least lies between none and undoing all of it.
     """
     factors = torch.ones(WIDTHS[-1] + 1)
-    for bits, noise in NOISE.items():
+    for bits in WIDTHS:
+        noise = NOISE[bits]
         factors[bits] = COHERENCE / (COHERENCE * (1 - noise) + noise)
     return factors.half()

@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.files.errors import InputError
 from headwise.planning.depth import Span, fewest, shallower, shallowest
-from headwise.planning.menus import ATTENTION, MenuRequest, Menus, build_menus, every_option, worthwhile
+from headwise.planning.menus import ATTENTION, BLOCK, MenuRequest, Menus, build_menus, every_option, worthwhile
 from headwise.planning.planner import allocate, first_within, planned
 from headwise.planning.slider import slider_tables
 from headwise.records.budget import Budget
@@ -36,7 +36,9 @@ def plan_for(
     one list of RoPE pairs and joins no blocks, as stock formats want it; ``merge`` also lets heads be merged,
     ``absorb`` blocks of heads cache latents. ``cache`` says how the KV cache may be rounded: "mixed" gives each
     coordinate bits of its own, "latent" (and "mixed" where decode time is limited) also offers latents of which keys
-    are made anew, "int8" and "int4" one width or none, "none" leaves it as it is.
+    are made anew, "whole" these and others in 16 bits a coordinate or none, "int8" and "int4" one width or none,
+    "none" leaves it as it is. Where layers are limited beside other things, depth comes first, the others on what is
+    left.
     """
     _check(profile, multiple, protect, uniform)
     budget.check(profile.shape)
@@ -89,7 +91,8 @@ def menus_for(
     sources = [kind.options for kind in kinds()]
     if not decided:
         return build_menus(request, sources)
-    return worthwhile(request, shallower(request, every_option(request, sources), decided))
+    parts = {part: menu for part, menu in every_option(request, sources).items() if part[1] != BLOCK}
+    return worthwhile(request, shallower(request, parts, decided))
 
 
 def depth_for(

@@ -91,8 +91,9 @@ def _refit(
     fitted = reduced.model
     before = {name: tensor.clone() for name, tensor in fitted_state(fitted).items()}
     cut = refitted = measure_distance(model, fitted, held_out)
+    inputs, checked = ([batch.inputs for batch in each] for each in (batches, held_out))
     for tried in _tries(reduced.plan, pieces):
-        refit_model(model, fitted, reduced.plan, [batch.inputs for batch in batches], tried, progress)
+        refit_model(model, fitted, reduced.plan, inputs, tried, progress, checked)
         refitted = measure_distance(model, fitted, held_out)
         if refitted.error < cut.error:
             return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)

@@ -9,6 +9,8 @@ Letters: B batch, T tokens, S cached tokens, M blocks, J heads of a block, G = M
 each, N RoPE pairs of a query, P cached pairs, F coordinates of a key that have no position, R latent, V value width.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -58,18 +60,19 @@ class AbsorbedAttention:
         value, key = cache.update(value, key, self.layer_idx)
         return key, value
 
-    def attend_by(self, implementation, query, key, value, attention_mask, **kwargs):
-        T, few = query.shape[2], implementation in READS_LATENTS
-        if few and (T == 1 or (attention_mask is not None and self.few >= T)):
-            return self._read(query, key, value, attention_mask, **kwargs)
-        key, value = self._rebuilt(key, value)
-        return super().attend_by(implementation, query, key, value, attention_mask, **kwargs)
+    def fitting(self, attend, backend, query, value, attention_mask):
+        """A function that reads latents where that is quicker, else ``attend`` with keys and values rebuilt."""
+        T = query.shape[2]
+        if backend in READS_LATENTS and (T == 1 or (attention_mask is not None and self.few >= T)):
+            return AbsorbedAttention.read
+        return functools.partial(rebuilt_attention, attend, backend)
 
     def _places(self):
         """Which pair of a query each cached pair meets, (M, P)."""
         return torch.searchsorted(self.rope_pairs[0], self.cached_rope_pairs).clamp(max=self.query_pairs - 1)
 
-    def _read(self, query, key, value, mask, scaling, dropout=0.0, softcap=None, **kwargs):
+    def read(self, query, key, value, mask, scaling, dropout=0.0, softcap=None, **kwargs):
+        """Attention functions of transformers do this for keys and values; here they are pairs and latents."""
         B, H, T, _ = query.shape
         M, G, S = self.cached_heads, self.kv_heads, value.shape[2]
         grouped = (query * scaling).reshape(B, G, H // G * T, -1)
@@ -100,7 +103,7 @@ class AbsorbedAttention:
         real, imaginary = self.factors[:, :, None]
         return torch.cat((real * first + imaginary * second, real * second - imaginary * first), dim=-1)
 
-    def _rebuilt(self, key, value):
+    def rebuilt(self, key, value):
         """Keys and values of every head, (B, G, S, 2N + F) and (B, G, S, V)."""
         B, M, S, _ = value.shape
         maps = torch.cat((self.key_maps.transpose(1, 2), self.value_maps), dim=-1)
@@ -123,3 +126,10 @@ def turned(x, cos, sin):
     """Turn pairs made of the two halves of the last axis of ``x`` by angles given for each pair."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rebuilt_attention(attend, backend, module, query, key, value, attention_mask, **kwargs):
+    """What ``attend``, the function of ``backend``, makes of keys and values in full."""
+    key, value = module.rebuilt(key, value)
+    attend = super(AbsorbedAttention, module).fitting(attend, backend, query, value, attention_mask)
+    return attend(module, query, key, value, attention_mask, **kwargs)

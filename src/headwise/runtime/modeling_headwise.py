@@ -29,6 +29,7 @@ from .absorbed_attention import AbsorbedAttention, NoPairs
 from .cache import TakesPackedCache
 
 PREFIX = "Headwise"
+PADS = ("vllm",)  # backends that pad values to the width of queries by themselves
 AUTO_CLASSES = {
     "AutoModel": "MODEL_MAPPING_NAMES",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -115,11 +116,22 @@ class ReducedAttention:
 
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
-        kwargs |= {"scaling": self.scaling, "sliding_window": self.window}
-        kwargs["dropout"] = self.dropout_rate if self.training else 0.0
+        # vLLM reads this source: it wants the interface looked up here, and called once, with the scale by name.
         backend = self.config._attn_implementation
-        out_BTHV, weights = self.attend_by(backend, q_BHTK, k_BGTK, v_BGTV, attention_mask, **kwargs)
-        output = out_BTHV.flatten(2)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, grouped_attention)
+        attend = self.fitting(attend, backend, q_BHTK, v_BGTV, attention_mask)
+        out_BTHV, weights = attend(
+            self,
+            q_BHTK,
+            k_BGTK,
+            v_BGTV,
+            attention_mask,
+            scaling=self.scaling,
+            sliding_window=self.window,
+            dropout=self.dropout_rate if self.training else 0.0,
+            **kwargs,
+        )
+        output = out_BTHV.reshape(*hidden_states.shape[:-1], -1)
         if self.out is not None:
             output = getattr(self, self.out)(output)
         if hasattr(self, "resid_dropout"):
@@ -160,14 +172,20 @@ class ReducedAttention:
         cache.is_updated[self.layer_idx] = True
         return cache.cross_attention_cache, None
 
-    def attend_by(self, implementation, query, key, value, attention_mask, **kwargs):
-        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, grouped_attention)
-        if query.shape[-1] == value.shape[-1] or getattr(backend, "any_width", False):
-            return backend(self, query, key, value, attention_mask, **kwargs)
-        if query.shape[2] == 1 and implementation == "sdpa":
+    def attend_by(self, backend, query, key, value, attention_mask, **kwargs):
+        """What ``backend`` makes of queries, keys and values of any widths."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, grouped_attention)
+        attend = self.fitting(attend, backend, query, value, attention_mask)
+        return attend(self, query, key, value, attention_mask, **kwargs)
+
+    def fitting(self, attend, backend, query, value, attention_mask):
+        """``attend``, the function of ``backend``, as it can take queries and values of these widths."""
+        if query.shape[-1] == value.shape[-1] or backend in PADS or getattr(attend, "any_width", False):
+            return attend
+        if query.shape[2] == 1 and backend == "sdpa":
             # One query: padding would copy the whole cache, and the fused kernel has nothing to win.
-            return grouped_attention(self, query, key, value, attention_mask, **kwargs)
-        return padded_attention(backend, self, query, key, value, attention_mask, **kwargs)
+            return grouped_attention
+        return functools.partial(padded_attention, attend)
 
 
 class NoAttention(nn.Module):

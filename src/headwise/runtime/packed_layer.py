@@ -163,7 +163,7 @@ class PackedLayer(CacheLayerMixin):
         beside = self.as_coordinates(self._turn(keys.float(), unturn), values.float()) - self.evening.offset
         loud = self.evening.codes(beside)
         codes = nearest_codes(beside / self.evening.loudness(loud), self.bits, self.levels)
-        self._append(self.layout.pack(torch.cat((codes, loud), dim=2).to(torch.uint8).transpose(1, 2)))
+        self._append(self.layout.pack(torch.cat((codes, loud), dim=2).transpose(1, 2)))
 
     def _turn(self, keys, phases):
         """Keys (B, G, T, K) with the rotated pairs multiplied by ``phases`` (P, B, T)."""

@@ -9,8 +9,8 @@ values, in 4 bits each: (low + step * code)^2. Values of a group of heads, side 
 coordinates: heads repeat one another. In a joint latent keys have no coordinates of their own: those of a group stand
 for its keys and its values, keys first, and the map makes both.
 
-A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, the first field holds the upper bits). All fields of one
-size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits of it.
+A code is one or two fields of 8, 4, 2 or 1 bits (6 = 4 + 2, 16 = 8 + 8, the first field holds the upper bits). All
+fields of one size of a layer lie side by side, so that every coordinate is described by data: which byte, which bits.
 
 Letters: B batch, T tokens, G key/value heads, K key width, V value width, S groups of heads whose values are W wide
 together (S * W = G * V, in a joint latent G * (K + V)), N coordinates of a layer (keys first), R bytes a token takes.
@@ -30,7 +30,8 @@ from safetensors.torch import load, save
 
 FORMAT, VERSION = "headwise-cache", "3"
 WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
-BYTE = 8
+BYTE, WHOLE_BITS = 8, 16
+WHOLE_MARK = 15  # stands for 16 bits where a file has four bits for a width
 FIELDS = (BYTE, 4, 2, 1)
 LOUD_BITS = 4
 HEX_DIGITS = 64  # of a SHA-256
@@ -202,7 +203,7 @@ class CacheSpec:
         metadata, tensors = as_saved(self)
         digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
         for name, tensor in tensors.items():
-            digest.update(name.encode() + bytes(tensor.flatten().view(torch.uint8).tolist()))
+            digest.update(name.encode() + tensor.flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -226,7 +227,8 @@ def parts_of(codes: LayerCodes) -> dict[str, torch.Tensor]:
     for kind in ("key", "value"):
         bits, levels, gain, loudness = getattr(codes, f"{kind}s")
         cubics, scales, offsets = level_codes(levels)
-        parts |= {f"{kind}_bits": bits.to(torch.uint8) | cubics << LOUD_BITS, f"{kind}_scales": scales}
+        marks = torch.where(bits == WHOLE_BITS, WHOLE_MARK, bits).to(torch.uint8)
+        parts |= {f"{kind}_bits": marks | cubics << LOUD_BITS, f"{kind}_scales": scales}
         parts |= {f"{kind}_offsets": offsets, f"{kind}_gain": gain, f"{kind}_loudness": loudness}
     parts["value_map"] = codes.value_map
     return {name: parts[name].detach().to("cpu", dtype).contiguous() for name, (dtype, _) in PARTS.items()}
@@ -237,7 +239,8 @@ def codes_from(parts: dict[str, torch.Tensor]) -> LayerCodes:
     both = {}
     for kind in ("key", "value"):
         packed = parts[f"{kind}_bits"]
-        both[f"{kind}_bits"] = packed & (1 << LOUD_BITS) - 1
+        marks = packed & (1 << LOUD_BITS) - 1
+        both[f"{kind}_bits"] = torch.where(marks == WHOLE_MARK, WHOLE_BITS, marks)
         both[f"{kind}_levels"] = levels_from(packed >> LOUD_BITS, parts[f"{kind}_scales"], parts[f"{kind}_offsets"])
         both |= {f"{kind}_{name}": parts[f"{kind}_{name}"] for name in ("gain", "loudness")}
     return LayerCodes(**both, value_map=parts["value_map"])
@@ -321,8 +324,9 @@ def problem_with(parts: dict[str, torch.Tensor]) -> str | None:
         packed, scales, offsets, gain, loudness = (
             parts[f"{kind}_{name}"] for name in ("bits", "scales", "offsets", "gain", "loudness")
         )
-        if not torch.isin(packed & (1 << LOUD_BITS) - 1, torch.tensor(WIDTHS, dtype=torch.uint8)).all():
-            return f"{kind}_bits other than {', '.join(map(str, WIDTHS))}"
+        marks = torch.tensor((*WIDTHS, WHOLE_MARK), dtype=torch.uint8)
+        if not torch.isin(packed & (1 << LOUD_BITS) - 1, marks).all():
+            return f"{kind}_bits other than {', '.join(map(str, WIDTHS))} and {WHOLE_MARK}"
         if not packed.shape == scales.shape == offsets.shape or gain.shape != (9,):
             return (
                 f"{kind}_scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)} and gain {tuple(gain.shape)} "
@@ -371,8 +375,8 @@ class Evening:
 
 
 def encode(x: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Codes (uint8) of the levels nearest to ``x`` (..., G, C), for bits (G, C) and levels (G, C, 3)."""
-    return nearest_codes(x.detach().float() - levels[..., 0].float(), bits, levels).to(torch.uint8)
+    """Codes (int32) of the levels nearest to ``x`` (..., G, C), for bits (G, C) and levels (G, C, 3)."""
+    return nearest_codes(x.detach().float() - levels[..., 0].float(), bits, levels).int()
 
 
 def nearest_codes(beside: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
@@ -401,7 +405,7 @@ def decode(codes: torch.Tensor, bits: torch.Tensor, levels: torch.Tensor, gain: 
 def reading(bits: torch.Tensor, levels: torch.Tensor, gain: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """For each coordinate its offset, the factors of u and of u^3 (with the gain), and the distance of two u."""
     offset, scale, cubic = levels.float().unbind(-1)
-    scale = scale * gain.float()[bits.long()] * (bits > 0)
+    scale = scale * gain.float()[bits.long().clamp(max=BYTE)] * (bits > 0)
     return offset, scale, scale * cubic, 2 / ((1 << bits.long()) - 1).clamp(min=1)
 
 
@@ -423,11 +427,11 @@ def field_rows(bits: torch.Tensor) -> tuple[list[tuple[int, int, int, int, int]]
     """All fields of coordinates with ``bits``: (coordinate, size, shift in the code, byte, shift in it); the bytes."""
     found, base, widths = [], 0, bits.tolist()
     for size in FIELDS:
-        members = [n for n, width in enumerate(widths) if (width == BYTE) == (size == BYTE) and width & size]
+        members = [(n, (width & (size - 1)).bit_length()) for n, width in enumerate(widths) if width & size]
+        if size == BYTE:
+            members += [(n, low) for n, width in enumerate(widths) if width == WHOLE_BITS for low in (BYTE, 0)]
         per_byte = BYTE // size
-        for place, n in enumerate(members):
-            low = 0 if size == BYTE else widths[n] & (size - 1)  # a smaller field below holds the lower bits
-            shift = low.bit_length()
+        for place, (n, shift) in enumerate(members):
             found.append((n, size, shift, base + place // per_byte, place % per_byte * size))
         base += -(-len(members) // per_byte)
     return found, base
@@ -459,16 +463,17 @@ class Layout:
             worth[second, n] = 2.0 ** (low - place)
         self.source, self.shifts, self.limits, self.ups = (t.to(device) for t in (source, shifts, limits, ups))
         self.fields = tuple(t.to(device) for t in (rows, masks, worth))
+        self.code_dtype = torch.int32 if (bits > BYTE).any() else torch.uint8
 
     def pack(self, codes: torch.Tensor) -> torch.Tensor:
         """Bytes (B, R, T) of codes (B, N, T)."""
-        fields = ((codes[:, self.source] >> self.shifts) & self.limits) << self.ups
+        fields = ((codes.to(self.code_dtype)[:, self.source] >> self.shifts) & self.limits) << self.ups
         return fields.sum(2, dtype=torch.uint8)
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Codes (B, N, T) of bytes (B, R, T)."""
         first, second = ((packed[:, row] & mask[:, None]) * worth[:, None] for row, mask, worth in zip(*self.fields))
-        return (first + second).to(torch.uint8)
+        return (first + second).to(self.code_dtype)
 
 
 def pack(codes: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.families.weights import AttentionWeights
 from headwise.linalg.attention import Attention
 from headwise.linalg.coding import clipped, coding_basis, importance, paired_basis
 from headwise.linalg.spectra import Basis
@@ -58,11 +59,12 @@ def watch_gradients(sums: Sums, layer: LayerShape, attention: Attention, turns: 
     attention.v_BGSV.register_hook(lambda gradient: add("v", gradient))
 
 
-def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
+def coded_bases(layer: LayerShape, sums: Sums, weights: AttentionWeights) -> dict[str, Basis]:
     """In which coordinates keys ("k"), values ("v"), and both together ("kv") are rounded.
 
     Values of a group of heads may be mixed at will, RoPE pairs only be turned, keys behind a norm not be touched at
-    all. Together anything goes: keys are made again when they are read.
+    all. Together anything goes: keys are made again when they are read, and where no norm stands behind them, keys and
+    values of many heads are more numbers than the inputs that ``weights`` make them of.
     """
     k, v, kv = (_centred(sums, name) for name in (*PARTS, BOTH))
     keys = torch.eye(layer.qk_dim, dtype=torch.float64).repeat(layer.kv_heads, 1, 1)
@@ -78,8 +80,16 @@ def coded_bases(layer: LayerShape, sums: Sums) -> dict[str, Basis]:
     return {
         "k": Basis(values, directions, duals),
         "v": coding_basis(v, sums.mean("cached_v_clipped")),
-        BOTH: coding_basis(kv, sums.mean(f"cached_{BOTH}_clipped"), sizes),
+        BOTH: coding_basis(kv, sums.mean(f"cached_{BOTH}_clipped"), sizes, _joint_weights(layer, weights)),
     }
+
+
+def _joint_weights(layer: LayerShape, weights: AttentionWeights) -> Tensor | None:
+    """What makes keys and values of groups, (groups, width, D); None where a norm stands behind keys."""
+    if layer.norm != "none":
+        return None
+    both = (w.detach().cpu().unflatten(0, (layer.value_groups, -1)) for w in (weights.w_k_GKD, weights.w_v_GVD))
+    return torch.cat([w.flatten(1, 2) for w in both], dim=1)
 
 
 def importances(bases: dict[str, Basis], sums: Sums) -> dict[str, Tensor]:

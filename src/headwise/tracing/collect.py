@@ -173,7 +173,7 @@ class Collector:
             self.substituted = substituted(self.model, [batch.inputs for batch in batches])
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
             if self.packable[i] and sums.has("cached_kv_clipped"):
-                self.coded[i] = coded_bases(layer, sums)
+                self.coded[i] = coded_bases(layer, sums, read_attention(self.sites[i], layer.rotary))
 
     def _pairs(self, path: str) -> Tensor | None:
         """The RoPE pairs that the heads of a layer keep, where they are not all."""

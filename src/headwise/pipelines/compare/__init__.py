@@ -28,7 +28,7 @@ RESULT, PAGE = "compare.json", "compare.html"
 SAME = 0.01  # of its tokens that a shape must gain or lose by its speed to be trained again
 HELD_OUT = 65_536  # tokens: differences between shapes are small
 PLAIN = re.compile(r"\w[\w.-]*")  # names of plans, which become names of files
-TWO = "A comparison takes at least two plans in files of different names."
+TWO = "A comparison takes at least two plans, in files or folders of different names."
 PARTS = 1000  # of a task, as the progress bar counts
 
 
@@ -58,8 +58,7 @@ def compare_plans(
     if not isinstance(plans, Mapping):
         plans = {f"plan-{number}": plan for number, plan in enumerate(plans, start=1)}
     for name in plans:
-        if not PLAIN.fullmatch(name):
-            raise InputError(f"A plan is called {name!r}: use letters, digits, dots, - and _ only.")
+        _check_name(name)
     _check_plans(plans)
     with tempfile.TemporaryDirectory(prefix="headwise-") as folder:
         place = put_tokenizer(tokenizer, Path(folder))
@@ -133,12 +132,21 @@ def _compare(
 
 
 def _read_plans(files: Sequence[Path]) -> dict[str, Plan]:
-    """Plans by the names of their files; raises where they cannot be compared."""
-    plans = {file.stem: Plan.load(file) for file in files}
+    """Plans by the names of their files, of their folders where files are called alike; raises where they cannot be."""
+    stems = [file.stem for file in files]
+    names = [file.absolute().parent.name if stems.count(file.stem) > 1 else file.stem for file in files]
+    plans = {name: Plan.load(file) for name, file in zip(names, files, strict=True)}
+    for name in plans:
+        _check_name(name)
     if len(plans) < len(files):
         raise InputError(TWO)
     _check_plans(plans)
     return plans
+
+
+def _check_name(name: str) -> None:
+    if not PLAIN.fullmatch(name):
+        raise InputError(f"A plan is called {name!r}: use letters, digits, dots, - and _ only.")
 
 
 def _check_plans(plans: Mapping[str, Plan]) -> None:

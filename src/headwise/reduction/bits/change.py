@@ -8,7 +8,7 @@ from typing import ClassVar
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 from headwise.records.change import Change, check_packable
-from headwise.records.packing import check_digits, packed_of
+from headwise.records.packing import bits_of, check_digits, packed_of
 from headwise.records.shape import LayerShape
 
 Digits = tuple[str, ...]
@@ -16,7 +16,7 @@ Digits = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Bits(Change):
-    """One digit a coordinate: how many bits it gets in the cache, 0 for none.
+    """One digit a coordinate: how many bits it gets in the cache, 0 for none, g for 16.
 
     Keys are counted before RoPE, a row for each key/value head in the model's own order; values in the coordinates that
     the profile of the model names, a row for each group of heads that shares them.
@@ -41,11 +41,11 @@ class Bits(Change):
 
     def shape(self, layer: LayerShape) -> LayerShape:
         """``layer`` with a packed cache."""
-        return replace(layer, packed=packed_of(int(digit) for row in (*self.keys, *self.values) for digit in row))
+        return replace(layer, packed=packed_of(bits_of("".join((*self.keys, *self.values)))))
 
     def describe(self, layer: LayerShape) -> str:
         """Mean bits of keys and of values."""
-        means = (sum(map(int, row)) / len(row) for row in ("".join(self.keys), "".join(self.values)))
+        means = (sum(bits_of(row)) / len(row) for row in ("".join(self.keys), "".join(self.values)))
         return "keys {:.1f}, values {:.1f} bits".format(*means)
 
     def code_bits(self, layer: LayerShape) -> tuple[Digits, Digits]:

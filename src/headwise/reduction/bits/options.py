@@ -9,13 +9,14 @@ from typing import Any
 from headwise.planning.filling import digit_rows, fillings, rounding_loss
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.records.change import Change
-from headwise.records.packing import WIDTHS
+from headwise.records.packing import WHOLE_BITS, WIDTHS
 from headwise.records.shape import LayerShape
 from headwise.reduction.bits.change import Bits
 
 ALLOWED: Mapping[str, tuple[int, ...]] = {
     "mixed": WIDTHS,
     "latent": WIDTHS,
+    "whole": (0, WHOLE_BITS),
     "int8": (0, 8),
     "int4": (0, 4),
     "none": (),

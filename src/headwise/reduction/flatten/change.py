@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-from headwise.records.change import Change, check_not_latent
+from headwise.records.change import Change, check_not_latent, code_digits, joined_digits
+from headwise.records.packing import Packed, bits_of, packed_of
 from headwise.records.shape import LayerShape, MlpShape
 
 
@@ -42,7 +43,7 @@ class Flatten(Change):
         """The blocks that join this one."""
         return self.blocks
 
-    def join(self, layers: Sequence[LayerShape | None], where: str) -> LayerShape:
+    def join(self, layers: Sequence[LayerShape | None], changes: Sequence[Sequence[Change]], where: str) -> LayerShape:
         """The block with the heads and the channels of all ``layers``."""
         members = [layer for layer in layers if layer is not None]
         if len(members) < len(layers):
@@ -68,6 +69,7 @@ class Flatten(Change):
             heads=sum(layer.heads for layer in members),
             kv_heads=sum(layer.kv_heads for layer in members),
             norm="none" if first.norm == "none" else "per-head",
+            packed=_joined_cache(layers, changes, where),
             rest_parameters=around[0] + own + (0 if mlp is None else channels * mlp.parameters),
             rest_matmul=0 if mlp is None else channels * mlp.matmul,
             mlp=mlp,
@@ -84,8 +86,6 @@ def _check_joins(layer: LayerShape, where: str) -> None:
     check_not_latent(layer, where)
     if layer.cache == "source":
         raise InputError(f"{where}: the blocks of an encoder-decoder cannot be joined.")
-    if layer.packed is not None:
-        raise InputError(f"{where}: blocks whose cache is rounded cannot be joined.")
     if layer.norm == "affine":
         raise InputError(f"{where}: norms of queries and keys that have biases cannot be joined.")
     if layer.rest_matmul != (layer.mlp.channels * layer.mlp.matmul if layer.mlp else 0):
@@ -103,6 +103,23 @@ def _joined_mlp(mlps: Sequence[MlpShape], where: str) -> MlpShape | None:
         return None
     _require_alike([replace(mlp, channels=0) for mlp in mlps], "have the same kind of MLP", where)
     return replace(mlps[0], channels=sum(mlp.channels for mlp in mlps))
+
+
+def _joined_cache(
+    layers: Sequence[LayerShape | None], changes: Sequence[Sequence[Change]], where: str
+) -> Packed | None:
+    """What the rounded cache of all heads takes; None where it is not rounded."""
+    pairs = zip(layers, changes, strict=True)
+    attending = [(layer, own) for layer, own in pairs if layer is not None and layer.heads]
+    if all(layer.packed is None for layer, _ in attending):
+        return None
+    digits = [code_digits(layer, own) for layer, own in attending]
+    rounded = [each for each in digits if each is not None and any(each[0])]
+    if len(rounded) < len(attending) or any(layer.packed and layer.packed.rebuilding for layer, _ in attending):
+        raise InputError(f"{where}: of blocks that are joined all have a rounded cache or none, and no latents.")
+    _require_alike([len(row) for _, values in rounded for row in values], "round values in rows of one length", where)
+    keys, values = joined_digits(rounded)
+    return packed_of(bits_of("".join((*keys, *values))))
 
 
 def _require_alike(values: Sequence[Any], what: str, where: str) -> None:

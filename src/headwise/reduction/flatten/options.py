@@ -23,7 +23,7 @@ def spans(request: MenuRequest) -> Iterator[Span]:
         if MEASURED not in request.values(number) or number + 1 not in layers:
             continue
         try:
-            PAIR.join([layer, layers[number + 1]], "")
+            PAIR.join([layer, layers[number + 1]], [(), ()], "")
         except InputError:
             continue
         loss = predicted_loss(layer, request.values(number), PAIR)

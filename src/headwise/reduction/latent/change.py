@@ -8,13 +8,13 @@ from typing import ClassVar
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
 from headwise.records.change import Change, check_packable
-from headwise.records.packing import check_digits, packed_of
+from headwise.records.packing import bits_of, check_digits, packed_of
 from headwise.records.shape import LayerShape
 
 
 @dataclass(frozen=True, slots=True)
 class Latent(Change):
-    """One digit a coordinate: how many bits it gets in the cache, 0 for none.
+    """One digit a coordinate: how many bits it gets in the cache, 0 for none, g for 16.
 
     A row for each group of key/value heads, as wide as their keys and values together, in the coordinates that the
     profile of the model names.
@@ -38,13 +38,13 @@ class Latent(Change):
 
     def shape(self, layer: LayerShape) -> LayerShape:
         """``layer`` with a packed cache."""
-        packed = packed_of(map(int, "".join(self.coordinates)), loud=1)
+        packed = packed_of(bits_of("".join(self.coordinates)), loud=1)
         live = max(len(row) - row.count("0") for row in self.coordinates)  # of every group, that products are alike
         return replace(layer, packed=replace(packed, rebuilding=live * layer.kv_heads * layer.qk_dim))
 
     def describe(self, layer: LayerShape) -> str:
         """Coordinates that are cached, and their mean bits."""
-        kept = [int(digit) for digit in "".join(self.coordinates) if digit != "0"]
+        kept = [bits for bits in bits_of("".join(self.coordinates)) if bits]
         return f"latent of {len(kept)}, {sum(kept) / max(1, len(kept)):.1f} bits"
 
     def code_bits(self, layer: LayerShape) -> tuple[tuple[str, ...], tuple[str, ...]]:

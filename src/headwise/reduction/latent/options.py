@@ -9,11 +9,11 @@ from typing import Any
 from headwise.planning.filling import digit_rows, fillings, rounding_loss
 from headwise.planning.menus import ATTENTION, MenuItem, MenuRequest
 from headwise.records.change import Change
-from headwise.records.packing import WIDTHS
+from headwise.records.packing import WHOLE_BITS, WIDTHS
 from headwise.records.shape import LayerShape
 from headwise.reduction.latent.change import Latent
 
-ALLOWED: Mapping[str, tuple[int, ...]] = {"latent": WIDTHS}
+ALLOWED: Mapping[str, tuple[int, ...]] = {"latent": WIDTHS, "whole": (0, WHOLE_BITS)}
 
 
 def options(request: MenuRequest) -> Iterator[MenuItem]:

@@ -29,10 +29,11 @@ def behind_mlp(stream: Stream, mlp: MlpSite, block: int, number: int) -> tuple[T
     return (seen["given"] + seen["added"] if mlp.norm_after else out), seen["channels"]
 
 
-def fit_down(stream: Stream, mlp: MlpSite, block: int, wanted: Sequence[Tensor]) -> None:
+def fit_down(stream: Stream, mlp: MlpSite, block: int, wanted: Sequence[Tensor], fitted: int) -> None:
     """Fit the last projection of ``mlp`` so that the stream behind it is ``wanted``, batch by batch.
 
-    Tokens count as in the fit of attention outputs: by the inverse of their energy.
+    It is fitted to the first ``fitted`` batches, and left as it is where that does not help on those behind. Tokens
+    count as in the fit of attention outputs: by the inverse of their energy.
     """
     weights, fit = read_mlp(mlp), OutputFit()
     w_down = weights.w_down_MD
@@ -42,7 +43,8 @@ def fit_down(stream: Stream, mlp: MlpSite, block: int, wanted: Sequence[Tensor])
         if weights.b_down_D is not None:
             channels = torch.cat((channels, channels.new_ones(len(channels), 1)), dim=1)
         energy = target.square().mean(-1)
-        fit.add(channels, target - reached, 1 / energy.clamp(min=torch.finfo(target.dtype).tiny))
+        weight = 1 / energy.clamp(min=torch.finfo(target.dtype).tiny)
+        fit.add(channels, target - reached, weight, held_out=n >= fitted)
     correction = fit.solve().to(w_down.dtype)
     bias = None if weights.b_down_D is None else weights.b_down_D + correction[-1]
     write_mlp(mlp, replace(weights, w_down_MD=w_down + correction[: len(w_down)], b_down_D=bias))

@@ -59,13 +59,15 @@ def refit_model(
     batches: Sequence[dict[str, Tensor]],
     pieces: Collection[Piece] = ("queries", "outputs"),
     progress: Progress = silent,
+    held_out: Sequence[dict[str, Tensor]] = (),
 ) -> None:
     """Fit the attention of ``reduced``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 
     ``pieces``: "queries", or only a "temperature" for each head, and "outputs". Queries are fitted in layers that are
     narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
     norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went or
-    blocks became one. An encoder is fitted before its decoder, self attention before cross attention.
+    blocks became one. Outputs and downs of a layer stay as they are where a fit does not help on batches that are
+    ``held_out``. An encoder is fitted before its decoder, self attention before cross attention.
     """
     sites, shape = sites_of(model), shape_of(model)
     new = zip(sites_of(reduced), shape_of(reduced).layers, strict=True)
@@ -78,14 +80,15 @@ def refit_model(
         if len(run) > 1:
             joined |= {pair.site.block_path: [] if place else members for place, pair in enumerate(members)}
     blocks = list(dict.fromkeys((site.stack.blocks, site.block_path) for site in sites))
-    everything = [*batches, *_beginnings(model, batches)]
+    fitted = [*batches, *_beginnings(model, batches)]
+    everything = [*fitted, *held_out]
     done = 0
     seen: dict[str, Attention] = {}
     with torch.no_grad(), watching(model, seen.__setitem__):
         for stack in dict.fromkeys(stack for stack, _ in blocks):
             dense, own = Stream(model, everything, stack), Stream(reduced, everything, stack)
             seen.clear()
-            fitter = _Fitter(dense, own, len(batches), pieces, seen)
+            fitter = _Fitter(dense, own, len(batches), len(fitted), pieces, seen)
             for path in (path for stacked, path in blocks if stacked == stack):
                 progress(done, len(blocks), "refitting")
                 if path not in joined:
@@ -114,10 +117,17 @@ class _Fitter:
     """Goes through the blocks of one stack, in the dense model and in the reduced one."""
 
     def __init__(
-        self, dense: Stream, own: Stream, measured: int, pieces: Collection[Piece], seen: dict[str, Attention]
+        self,
+        dense: Stream,
+        own: Stream,
+        measured: int,
+        fitted: int,
+        pieces: Collection[Piece],
+        seen: dict[str, Attention],
     ) -> None:
         self.dense, self.own, self.pieces, self.seen = dense, own, pieces, seen
         self.measured = measured  # batches that queries are fitted to: what is behind them are beginnings
+        self.fitted = fitted  # behind these nothing is fitted to
         self.i = self.j = 0
         self.tokens = sum(len(x) * x.shape[1] for x in dense.hidden[:measured])
 
@@ -140,7 +150,7 @@ class _Fitter:
             before = [stream + attended for stream, attended in zip(before, given, strict=True)]
             if not pair.own.removed and "outputs" in self.pieces and not pair.site.stack.norm_behind:
                 earlier = [other.own.out for other in kept[:place] if not other.own.removed]
-                _fit_outputs(self.own, pair.own, pair.own_layer, self.j, before, earlier)
+                _fit_outputs(self.own, pair.own, pair.own_layer, self.j, before, self.fitted, earlier)
         if "downs" in self.pieces:
             self._fit_down(kept, after)
         if kept:
@@ -160,9 +170,9 @@ class _Fitter:
             self.i += 1
         self.seen.clear()
         if not own.own.removed and "outputs" in self.pieces:
-            _fit_outputs(self.own, own.own, own.own_layer, self.j, wanted, [])
+            _fit_outputs(self.own, own.own, own.own_layer, self.j, wanted, self.fitted, [])
         if "downs" in self.pieces and (mlp := mlp_of(own.own)) is not None:
-            fit_down(self.own, mlp, self.j, self.dense.hidden)
+            fit_down(self.own, mlp, self.j, self.dense.hidden, self.fitted)
         self.own.hidden = [self.own.run(self.j, n) for n in numbers]
         self.j += 1
 
@@ -174,7 +184,7 @@ class _Fitter:
             wanted = after
             if own.norm_after:
                 wanted = [behind_mlp(self.dense, dense, self.i, n)[0] for n in range(len(after))]
-            fit_down(self.own, own, self.j, wanted)
+            fit_down(self.own, own, self.j, wanted, self.fitted)
 
     def _queries(self, pair: _Pair) -> _Queries | None:
         cut = pair.cut
@@ -296,10 +306,17 @@ def _rows(angles_BHRP: Tensor, batch: int) -> Tensor:
 
 
 def _fit_outputs(
-    stream: Stream, new: Site, layer: LayerShape, block: int, wanted: Sequence[Tensor], earlier: Sequence[nn.Module]
+    stream: Stream,
+    new: Site,
+    layer: LayerShape,
+    block: int,
+    wanted: Sequence[Tensor],
+    fitted: int,
+    earlier: Sequence[nn.Module],
 ) -> None:
     """Fit the output projection so that stream + attention is what it was in the dense model, ``wanted``.
 
+    It is fitted to the first ``fitted`` batches, and left as it is where that does not help on those behind.
     ``earlier`` are the output projections of attentions in front of it in the same block. Tokens count by the inverse
     of their energy: the norm ahead will divide by it, and a few huge ones (the first token of most models) would decide
     everything.
@@ -314,7 +331,8 @@ def _fit_outputs(
             missing = missing - weights.b_o_D
             heads = torch.cat((heads, heads.new_ones(len(heads), 1)), dim=1)
         energy = before.flatten(0, 1).square().mean(-1)
-        fit.add(heads, missing, 1 / energy.clamp(min=torch.finfo(before.dtype).tiny))
+        weight = 1 / energy.clamp(min=torch.finfo(before.dtype).tiny)
+        fit.add(heads, missing, weight, held_out=n >= fitted)
     correction = fit.solve().to(w_o.dtype)
     bias = None if weights.b_o_D is None else weights.b_o_D + correction[-1]
     w_o = (w_o + correction[: len(w_o)]).view_as(weights.w_o_HVD)

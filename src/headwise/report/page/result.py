@@ -10,6 +10,7 @@ from headwise.records.scores import Scores
 from headwise.records.shape import DIMS, ModelShape
 from headwise.report.page.positions import positions_chart
 from headwise.report.page.template import table
+from headwise.report.page.towers import towers
 from headwise.report.practice import Rows, exercises
 from headwise.report.scores import caption, names, tables
 
@@ -37,6 +38,7 @@ def result_section(scores: Scores, plan: Plan, shape: ModelShape, curve: Curve =
     {positions_chart(scores)}
     {"".join(f"<h3>{escape(title)}</h3>{shown}" for title, shown in others)}
     {_needles(scores)}
+    {towers(plan)}
     {_healing(curve) if curve else ""}
     <details><summary>What each layer keeps</summary>
     <table class="scores"><thead><tr>{titles}</tr></thead><tbody>{kept}</tbody></table></details>

@@ -21,6 +21,8 @@ from headwise.files.writing import check_free
 from headwise.records.plan import Plan
 from headwise.records.settings import TrainConfig
 from headwise.steps.train.examples import Examples
+from headwise.steps.train.finished import NAME as FINISHED
+from headwise.steps.train.finished import asked_for, finished, noted
 from headwise.steps.train.fitting import Task, check_plan, fit_plan, read_examples, run_hash, settled
 from headwise.training.fresh import fresh_model
 from headwise.training.loop import put_weights
@@ -81,14 +83,19 @@ def train(
     """Train a model of the plan's shape on files and write it to ``output`` at its best.
 
     Under ``torchrun`` all processes share each step, and all but the first return nothing. A rerun continues from the
-    last checkpoint, which lies beside ``output`` until all is done. ``trust_remote_code`` lets ``tokenizer`` run code
-    of its own.
+    last checkpoint, which lies beside ``output`` until all is done, and one of a finished training shows its result.
+    ``trust_remote_code`` lets ``tokenizer`` run code of its own.
     """
     plan, config = Plan.load(plan_file), config or TrainConfig()
-    check_free(output)
+    asked = asked_for(plan, data, tokenizer, config)
+    done = finished(output, asked)
+    if done is None:
+        check_free(output)
     check_plan(plan)
     folder = output.with_name(f"{output.name}.training")
     accelerator = join_processes(track, output.with_name(f"{output.name}.logs"))
+    if done is not None:
+        return done if accelerator.is_main_process else {}
     trusted = {"trust_remote_code": trust_remote_code}
     examples = first_then_all(
         accelerator, lambda: read_examples(plan, data, tokenizer, config, folder, progress, **trusted)
@@ -97,7 +104,8 @@ def train(
     trained = _fit(plan, examples, config, accelerator, folder, name, progress, False, track, trust_remote_code)
     if trained is None:
         return {}
-    origin = Origin(plan, examples.tokenizer, {"trained": trained.facts}, trained.files)
+    files = {**trained.files, FINISHED: noted(asked, trained.facts)}
+    origin = Origin(plan, examples.tokenizer, {"trained": trained.facts}, files)
     report = write_model(trained.model, output, origin, command=command)
     shutil.rmtree(folder, ignore_errors=True)
     return {**report, **trained.facts, "notes": [*report["notes"], *trained.notes]}
