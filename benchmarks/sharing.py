@@ -6,8 +6,8 @@
 Excess: nats per token over the dense model. "Same head width" merges neighbours into heads as wide as before, with
 each RoPE frequency once, which is the usual grouped-query model; mean pooling is the usual way to make one.
 
-"Latents" are read as they are (`plan --absorb`), beside narrower heads or alone. Their decode time is against that of
-the dense model in stock transformers: on one thread, in processor time, of tokens that both decode in turn.
+"Latents" are read as they are (`plan --absorb`). Their decode time is against that of the dense model in stock
+transformers: on one thread, in processor time, of tokens that both decode in turn.
 """
 
 import argparse
@@ -28,9 +28,7 @@ from headwise.reduction.build import build_reduced
 from headwise.reduction.kinds import unregister
 from headwise.reduction.plans import plan_for
 from headwise.reduction.reduce import reduce_model
-from headwise.reduction.removal.change import Removal
 from headwise.reduction.sharing.change import Sharing
-from headwise.reduction.widths.change import Widths
 from headwise.steps.timing import reduced_with_cache
 
 SHARES = (0.75, 0.5)
@@ -118,9 +116,6 @@ def main():
         return {"decode_time": ratios}
 
     if given.forms == "latents":
-        planned("latents or narrower heads", absorb=True)
-        for kind in (Widths.kind, Removal.kind):
-            unregister(kind)
         planned("latents", absorb=True)
     else:
         merged_forms(profile, model, shares, planned, report)

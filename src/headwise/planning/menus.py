@@ -60,6 +60,10 @@ class MenuRequest:
         """Whether ``after`` costs less than ``before`` of anything."""
         return any(cost(after) < cost(before) for cost in self.costs)
 
+    def absorbs(self, number: int) -> bool:
+        """Whether a layer may cache latents: that is asked for, nothing is rounded, and its positions were measured."""
+        return self.absorb and self.cache == "none" and "positions_free" in self.values(number)
+
     def values(self, number: int) -> Mapping[str, Any]:
         """What was measured of a layer."""
         return self.profile.layers[number].values

@@ -203,7 +203,7 @@ class CacheSpec:
         metadata, tensors = as_saved(self)
         digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
         for name, tensor in tensors.items():
-            digest.update(name.encode() + bytes(tensor.flatten().view(torch.uint8).tolist()))
+            digest.update(name.encode() + tensor.flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 

@@ -28,7 +28,9 @@ def packable(model: PreTrainedModel, shape: ModelShape) -> list[bool]:
 
 def can_pack(layer: LayerShape) -> bool:
     """Whether a layer of this shape caches the keys and values of every token."""
-    return bool(layer.heads) and layer.cache == "tokens" and layer.window is None and layer.latent is None
+    return (
+        bool(layer.heads) and layer.cache == "tokens" and layer.window is None and not (layer.latent or layer.absorbed)
+    )
 
 
 def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:

@@ -19,13 +19,10 @@ Rows = Sequence[Sequence[float]]
 
 
 def options(request: MenuRequest) -> Iterator[MenuItem]:
-    """For each layer whose positions were measured caches of every width, with more and more pairs let go.
-
-    Only where that is asked for, and the cache is not rounded.
-    """
-    for number, layer in request.layers() if request.absorb and request.cache == "none" else ():
+    """For each layer that may have them caches of every width, with more and more pairs let go."""
+    for number, layer in request.layers():
         values = request.values(number)
-        for place, count in enumerate(values.get("positions_free", ())):
+        for place, count in enumerate(values["positions_free"] if request.absorbs(number) else ()):
             for change, loss in _of_candidate(layer, values, place, count, request.multiple):
                 yield (number, ATTENTION), request.option(change.shape(layer), loss, partial(_only, change))
 

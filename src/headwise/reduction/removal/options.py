@@ -22,7 +22,7 @@ def options(request: MenuRequest) -> Iterator[MenuItem]:
     Some self-attention must stay in a model: where every layer could lose its own, the one felt most may not.
     """
     shape = request.profile.shape
-    removable = {number: layer for number, layer in request.layers() if not layer.latent}
+    removable = {number: layer for number, layer in request.layers() if not (layer.latent or layer.absorbed)}
     losses = {number: sum(group_loss(layer, request.values(number))) for number, layer in removable.items()}
     needed = [number for number in shape.self_attention() if shape.layers[number].heads]
     everywhere = bool(needed) and all(number in removable for number in needed)

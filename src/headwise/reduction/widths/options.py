@@ -20,10 +20,11 @@ Values = Mapping[str, Any]
 def options(request: MenuRequest) -> Iterator[MenuItem]:
     """For each layer every number of key/value heads with every pair of widths, widest first.
 
-    The key/value heads felt most stay, in each its RoPE pairs and free directions felt most.
+    The key/value heads felt most stay, in each its RoPE pairs and free directions felt most. None where latents are
+    offered instead: predictions for narrower heads undercount large cuts, and would win where they should not.
     """
     for number, layer in request.layers():
-        if not layer.latent:
+        if not (layer.latent or layer.absorbed or request.absorbs(number)):
             for option in _options(request, layer, request.values(number)):
                 yield (number, ATTENTION), option
 
