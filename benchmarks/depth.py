@@ -29,8 +29,7 @@ measured again, in rows of their own. With ``--interactions N`` no methods are c
 0.6 to 0.98, and which of attention, MLPs and blocks may change, at random) are carried out without refit, predicted
 loss is held against measured loss, and their rank correlation is the last row.
 
-Flattened blocks, probes of arithmetic and copying: not measured yet; a method is one more entry of METHODS, a measure
-one more entry of the dict that `measured` returns.
+A method is one more entry of METHODS, a measure one more entry of the dict that `Text.measured` returns.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_joined_blocks_may_round_their_cache(profiles, tmp_path):
         with torch.no_grad():
             small(ids, past_key_values=cache)
         assert cache.nbytes == cost_of(shape_of(small), cache.get_seq_length(), len(ids), "fp32").kv_bytes
-    assert 3 * errors[0] < errors[1] < errors[2] / 2
+    assert errors[0] < errors[1] / 1.5 < errors[2] / 3
     hw.save(small, tmp_path / "out")
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
     generated = [

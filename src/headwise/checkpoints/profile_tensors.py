@@ -65,7 +65,7 @@ def shared_kinds(layer: LayerShape) -> Kinds:
 def absorbed_kinds(layer: LayerShape) -> Kinds:
     """The tensors that a profile also holds of a layer whose blocks of heads may cache latents."""
     A, R = layer.value_groups, layer.joint_group_width
-    shapes = dict.fromkeys(("second", "clipped", "gradient"), (A, R, R))
+    shapes = dict.fromkeys(("second", "clipped"), (A, R, R))
     return {f"absorbed_{name}": (torch.float32, shape) for name, shape in {"mean": (A, R), **shapes}.items()}
 
 

@@ -54,12 +54,14 @@ class BlockLayout:
 
 
 class Moments(NamedTuple):
-    """Of what blocks cache its mean and second moment, and second moments of gradients: clipped, and as they are."""
+    """Of what blocks cache its mean and second moment, and second moments of clipped gradients.
+
+    Gradients as they are, of which a few tokens have most, choose worse what to leave out.
+    """
 
     mean_MW: Tensor
     second_MWW: Tensor
     clipped_MWW: Tensor
-    gradient_MWW: Tensor
 
 
 class PairBasis(NamedTuple):
@@ -73,13 +75,8 @@ class PairBasis(NamedTuple):
 def pair_basis(moments: Moments, layout: BlockLayout) -> PairBasis:
     """The coordinates of all RoPE pairs."""
     rows, J = layout.pairs(), layout.joined
-    second, clipped, felt = (
-        m.double()[:, rows[:, :, None], rows[:, None, :]]
-        for m in (
-            moments.second_MWW,
-            moments.clipped_MWW,
-            moments.gradient_MWW,
-        )
+    second, clipped = (
+        m.double()[:, rows[:, :, None], rows[:, None, :]] for m in (moments.second_MWW, moments.clipped_MWW)
     )
     source, metric = _shrunk(_complex(second, J), SMALL), _shrunk(_complex(clipped, J), ROUND)
     root, inverse = _complex_root(metric)
@@ -90,24 +87,20 @@ def pair_basis(moments: Moments, layout: BlockLayout) -> PairBasis:
     parts = torch.einsum("mpjc,mpic->mpcji", directions, duals.conj())
     real = torch.cat((torch.cat((parts.real, -parts.imag), -1), torch.cat((parts.imag, parts.real), -1)), -2)
     moved = real @ second[:, :, None] @ real.mT
-    importance = (felt[:, :, None] * moved).sum((-1, -2)) / 2
+    importance = (clipped[:, :, None] * moved).sum((-1, -2)) / 2
     order = importance.argsort(dim=-1, descending=True)
     directions, duals = (t.gather(-1, order[:, :, None].expand_as(t).contiguous()) for t in (directions, duals))
     return PairBasis(directions, duals, importance.gather(-1, order).clamp(min=0))
 
 
-def latent_basis(
-    moments: Moments, layout: BlockLayout, free: tuple[int, ...], weights_MWD: Tensor
-) -> tuple[Basis, Tensor]:
-    """The coordinates of everything without a position, most important first, and what losing each would cost.
+def latent_basis(moments: Moments, layout: BlockLayout, free: tuple[int, ...], weights_MWD: Tensor) -> Basis:
+    """The coordinates of everything without a position, most important first; its values are what losing each costs.
 
     There are only as many as the weights that it comes from (with biases) can tell apart.
     """
     rows = layout.latent(free)
     centred = moments.second_MWW - moments.mean_MW[:, :, None] * moments.mean_MW[:, None]
-    source, clipped, felt = (
-        m.double()[:, rows[:, None], rows] for m in (centred, moments.clipped_MWW, moments.gradient_MWW)
-    )
+    source, clipped = (m.double()[:, rows[:, None], rows] for m in (centred, moments.clipped_MWW))
     keys = layout.keys(free).numel()
     sizes = (keys, len(rows) - keys)
     floor = torch.diag_embed(_means(clipped, sizes)) * ROUND
@@ -115,11 +108,10 @@ def latent_basis(
     basis = coding_basis(span.mT @ source @ span, span.mT @ (clipped + floor) @ span)
     directions, duals = span @ basis.directions_NRR, span @ basis.duals_NRR
     power = (duals * (source @ duals)).sum(-2)
-    importance = ((directions * (felt @ directions)).sum(-2) * power / 2).clamp(min=0)
+    importance = ((directions * (clipped @ directions)).sum(-2) * power / 2).clamp(min=0)
     order = importance.argsort(dim=-1, descending=True)
     directions, duals = (t.gather(-1, order[:, None].expand_as(t)) for t in (directions, duals))
-    importance = importance.gather(-1, order)
-    return Basis(importance, directions, duals), importance
+    return Basis(importance.gather(-1, order), directions, duals)
 
 
 def _means(moment_NRR: Tensor, sizes: tuple[int, ...]) -> Tensor:

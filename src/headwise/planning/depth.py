@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headwise.files.errors import InputError
 from headwise.planning.knapsack import Option, along_hulls, frontier
-from headwise.planning.menus import ATTENTION, MenuRequest, Menus
+from headwise.planning.menus import ATTENTION, BLOCK, MenuRequest, Menus
 from headwise.records.change import Change
 from headwise.records.plan import Changes, changed, runs
 from headwise.records.shape import LayerShape
@@ -91,7 +91,7 @@ def _joined(request: MenuRequest, menus: Menus, run: Sequence[int], joining: Cha
 
     result: Menus = {}
     for (number, name), menu in menus.items():
-        if name == ATTENTION:
+        if name in (ATTENTION, BLOCK):  # a half cannot go alone
             continue
         place = run.index(number)
         options = [

@@ -189,8 +189,8 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "absorbed_pair_damage": Quantity(
         ("value group", "pair coordinate"),
-        "Half the mean square of the gradient times the energy of each coordinate that the heads of a block share in "
-        "a RoPE frequency, by frequency and in order of weight: nats per token, were errors independent.",
+        "Half the mean square of the clipped gradient times the energy of each coordinate that the heads of a block "
+        "share in a RoPE frequency, by frequency and in order of weight: nats per token, were errors independent.",
     ),
     "absorbed_latent_damage": Quantity(
         ("candidate", "value group", "joint coordinate"),

@@ -56,7 +56,7 @@ def block_moments(sums: Sums) -> Moments:
     energy, first_energy = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (gradient, felt))
     weight = share * first_energy / energy.clamp(min=torch.finfo(energy.dtype).tiny)
     second = sums.mean(f"cached_{BOTH}_moment") + weight[:, None, None] * first
-    return Moments(mean, second, sums.mean(f"cached_{BOTH}_clipped"), gradient)
+    return Moments(mean, second, sums.mean(f"cached_{BOTH}_clipped"))
 
 
 def importances(
@@ -68,7 +68,7 @@ def importances(
     """
     layout, latents = block_layout(layer), []
     for count in freed:
-        _, importance = latent_basis(moments, layout, slowest(layer, count), weights_MWD)
+        importance = latent_basis(moments, layout, slowest(layer, count), weights_MWD).values_NR
         width = moments.mean_MW.shape[1]
         latents.append(torch.nn.functional.pad(importance, (0, width - importance.shape[1])))
     return pair_basis(moments, layout).importance_MPJ.flatten(1), latents

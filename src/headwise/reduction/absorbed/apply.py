@@ -31,7 +31,7 @@ def absorbed(weights: AttentionWeights, change: Absorbed, layer: LayerShape, mom
     layout = BlockLayout(change.joined, layer.qk_dim, layer.v_dim, layer.rotary)
     w_MWD = blocks_of(weights, change.joined)
     directions_MPC, duals_MPC, places_MP = _pairs(change, layout, moments)
-    basis, _ = latent_basis(moments, layout, change.free, w_MWD)
+    basis = latent_basis(moments, layout, change.free, w_MWD)
     directions_MLR, duals_MLR = (t[..., : change.rank] for t in (basis.directions_NRR, basis.duals_NRR))
     rank = change.rank - duals_MLR.shape[-1]
     if rank > 0:  # more than the weights tell apart: nothing comes there
@@ -135,7 +135,7 @@ def _of_weights(weights: AttentionWeights, joined: int) -> Moments:
     ]
     felt = torch.stack([torch.block_diag(*each) for each in zip(*gram, strict=True)])
     none = w_MWD.new_zeros(w_MWD.shape[:2])
-    return Moments(none, w_MWD @ w_MWD.mT, felt, felt)
+    return Moments(none, w_MWD @ w_MWD.mT, felt)
 
 
 def _measured(change: Absorbed, layer: LayerShape, statistics: Statistics) -> Moments:
@@ -146,4 +146,4 @@ def _measured(change: Absorbed, layer: LayerShape, statistics: Statistics) -> Mo
             f"The profile does not know what blocks of {change.joined} key/value heads of layer {statistics.index} "
             "would cost: inspect the model with `positions`, or use the `method` svd."
         )
-    return Moments(*(measured[f"absorbed_{name}"].double() for name in ("mean", "second", "clipped", "gradient")))
+    return Moments(*(measured[f"absorbed_{name}"].double() for name in ("mean", "second", "clipped")))

@@ -13,7 +13,7 @@ from headwise.records.change import Change, Pairs
 from headwise.records.shape import LayerShape
 from headwise.reduction.absorbed.change import Absorbed
 
-COHERENT = 2.0  # what leaving coordinates out costs, of what it would if errors were independent: they are alike
+COHERENT = 3.0  # what leaving coordinates out costs, of what it would if errors were independent: they are alike
 Values = Mapping[str, Any]
 Rows = Sequence[Sequence[float]]
 
