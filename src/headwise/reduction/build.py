@@ -124,8 +124,7 @@ def _fill_changed(
         member = members[run[0]]
         if (mlp := mlp_of(new)) is not None and any(change.acts_on == "mlp" for change in member.changes):
             _write_mlp(mlp, member.mlp())
-        if not member.site.family.latent:
-            _write_attention(new, member.attention())
+        _write_attention(new, member.attention())
 
 
 @dataclass(frozen=True, slots=True)
