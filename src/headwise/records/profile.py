@@ -155,7 +155,7 @@ QUANTITIES: dict[str, Quantity] = {
     "qk_pairs": Quantity(("dim",), "RoPE pairs among those dimensions."),
     "v_damage": Quantity(("dim",), "The same for value dimensions."),
     "k_bit_damage": Quantity(
-        ("group", "coordinate"),
+        ("cached head", "coordinate"),
         "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto "
         "their own axes; of latent attention of the key that all heads share), were its errors independent from token to token: half the mean square of the gradient times "
         "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
@@ -271,6 +271,7 @@ class LayerProfile:
         lengths = {
             "head": layer.heads,
             "group": layer.kv_heads,
+            "cached head": layer.kv_heads,
             "share": len(SHARES),
             "length": len(self.lengths),
             "width": len(widths),
