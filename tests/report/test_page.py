@@ -209,7 +209,7 @@ def test_latent_attention_has_a_slider_over_its_rounded_cache(browser, tmp_path)
     opened.goto((tmp_path / "run" / "report.html").as_uri())
     assert complaints == [] and not opened.is_visible("#rounded")
     assert opened.inner_text("#command") == "headwise plan profile.json --keep-kv 0.25 -o plan.json"
-    latents = [bar for bar in opened.query_selector_all("#widths [data-kind=v]")]
+    latents = opened.query_selector_all("#widths [data-kind=v]")
     assert {bar.get_attribute("data-width") for bar in latents} == {"10"}  # of the latent, not of values
     opened.close()
 

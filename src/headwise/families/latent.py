@@ -7,9 +7,10 @@ stand last in queries, L what comes out of the projection that makes the latent 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from headwise.families.sites import Site, base_type
@@ -44,9 +45,9 @@ class LatentWeights:
         return torch.cat((rows[..., :-R, :], mixed[..., order.argsort(), :].to(rows.dtype)), dim=-2)
 
 
-def last_queries(module: nn.Module) -> nn.Module:
+def last_queries(module: Any) -> Any:
     """The projection that queries come out of."""
-    return module.q_b_proj if module.q_lora_rank is not None else module.q_proj  # pyrefly: ignore
+    return module.q_b_proj if module.q_lora_rank is not None else module.q_proj
 
 
 def read_latent(site: Site) -> LatentWeights:
@@ -57,9 +58,9 @@ def read_latent(site: Site) -> LatentWeights:
     return LatentWeights(queries, down.weight, down.bias, cached_order(module.config))
 
 
-def cached_order(config: PreTrainedConfig) -> Tensor:
+def cached_order(config: Any) -> Tensor:
     """The rows of the shared key in the order in which the cache holds them; V3 may sort neighbours into halves."""
-    rows = torch.arange(config.qk_rope_head_dim)  # pyrefly: ignore
+    rows = torch.arange(config.qk_rope_head_dim)
     return rows.view(-1, 2).T.flatten() if getattr(config, "rope_interleave", False) else rows
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.families.latent import LatentWeights, last_queries, read_latent
 from headwise.families.absorbed import AbsorbedWeights, is_absorbed, read_absorbed
+from headwise.families.latent import LatentWeights, last_queries, read_latent
 from headwise.families.sites import Site, is_transposed, matrix
 from headwise.files.errors import InputError
 

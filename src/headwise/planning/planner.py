@@ -16,8 +16,8 @@ from headwise.records.plan import Changes, Plan, in_order
 from headwise.records.profile import Profile
 
 NOTHING = (
-    "This model has nothing to plan: its attention was removed or is protected, or it is latent (MLA), of which only the "
-    "cache can be reduced, by rounding it (keep_kv, with any cache but none)."
+    "This model has nothing to plan: its attention was removed or is protected, or it is latent (MLA), of which only "
+    "the cache can be reduced, by rounding it (keep_kv, with any cache but none)."
 )
 LATENT = "Attention is latent (MLA): its cache is rounded, its heads and widths stay as they are."
 CONFLICTING = "No plan was found that keeps all of these budgets at once with {}, though each of them can be."

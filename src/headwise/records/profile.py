@@ -157,8 +157,9 @@ QUANTITIES: dict[str, Quantity] = {
     "k_bit_damage": Quantity(
         ("cached head", "coordinate"),
         "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto "
-        "their own axes; of latent attention of the key that all heads share), were its errors independent from token to token: half the mean square of the gradient times "
-        "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
+        "their own axes), were its errors independent from token to token: half the mean square of the gradient times "
+        "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole. Of latent "
+        "attention for the one key that all heads share.",
     ),
     "v_bit_damage": Quantity(
         ("value group", "value coordinate"),
