@@ -260,24 +260,24 @@ def test_menus_offer_bits_alone(measured):
     assert {"0", "8"} <= digits
 
 
+def text(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    return [{"input_ids": torch.randint(3, 40, (4, 32), generator=generator)} for _ in range(count)]
+
+
 def test_what_reads_rounded_latents_learns():
-    torch.manual_seed(0)
-    model = tiny("deepseek_v2", hidden_size=64)
+    model = tiny("deepseek_v2", hidden_size=64, first_k_dense_replace=3)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(2 if "self_attn" in name and parameter.ndim > 1 else 1)
-    profile = hw.inspect(model, inputs=inputs(), config=hw.InspectConfig(tokens=512, maps=False), checks=False)
-    small = reduced((model, profile), 0.1)
-    generator = torch.Generator().manual_seed(50)
-    text = [{"input_ids": torch.randint(3, 97, (4, 32), generator=generator)} for _ in range(60)]
-    quick = hw.HealConfig(
-        tokens=6400, context=32, batch=4, accumulate=4, rate=2e-3, held_out=96, evaluations=3, local_tokens=480,
-        precision="fp32",
-    )  # fmt: skip
+        for parameter in model.parameters():
+            parameter.mul_(1.5 if parameter.ndim > 1 else 1)
+    profile = hw.inspect(model, inputs=text(1, 8), config=hw.InspectConfig(tokens=1024, maps=False), checks=False)
+    small = reduced((model, profile), digit="1")
+    quick = {"context": 32, "batch": 4, "accumulate": 4, "rate": 2e-3, "held_out": 96, "evaluations": 4}
+    config = hw.HealConfig(tokens=12800, local_tokens=960, precision="fp32", **quick)
     for changes in ({"stage": "local"}, {"stage": "global"}, {"stage": "global", "train": "values"}):
-        healed = hw.heal(small, teacher=model, inputs=text, config=replace(quick, **changes))
+        healed = hw.heal(small, teacher=model, inputs=text(50, 100), config=replace(config, **changes))
         facts = made_by_headwise(healed).facts["healed"]
-        assert facts["after"] < facts["before"]
+        assert facts["after"] < 0.97 * facts["before"]
         before, after = codes_of(small), codes_of(healed)
         assert before.fingerprint != after.fingerprint
         assert torch.equal(before.layers[0].value_levels, after.layers[0].value_levels)
