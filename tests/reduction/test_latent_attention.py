@@ -16,6 +16,7 @@ from headwise.records import Plan, cost_of
 from headwise.records.budget import Budget
 from headwise.reduction.bits.change import Bits
 from headwise.reduction.bits.options import options
+from headwise.reduction.build import build_reduced
 from headwise.reduction.latent.change import Latent
 from headwise.reduction.plans import plan_for
 from headwise.runtime.cache import PackedCache
@@ -245,6 +246,8 @@ def test_heads_and_widths_stay_and_the_plan_says_so(measured):
             plan_for(profile, budget, cache=cache)
     with pytest.raises(InputError, match="only the cache can be reduced"):
         Latent(("8" * 14,)).check(profile.shape.layers[0], "layer 0")
+    with pytest.raises(InputError, match="keep their stock class"):
+        build_reduced(measured[0], plan, tensors=profile.tensors, form="per-layer")
     with pytest.raises(InputError, match="keys must hold 1 rows of 4 digits"):
         Bits(("88",), ("8" * 10,)).check(profile.shape.layers[0], "layer 0")
 

@@ -54,6 +54,8 @@ def build_reduced(
             f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format, or make a plan with "
             "--uniform."
         )
+    if isinstance(stock, str) and any(layer.latent for layer in shape.layers):
+        raise InputError("Latent attention (MLA) has no per-layer shapes: its models keep their stock class.")
     if isinstance(stock, str):
         config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
