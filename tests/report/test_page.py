@@ -247,7 +247,7 @@ def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
     sizes = {"head": 32, "group": 8, "value": 128, "share": 3, "length": 5, "tolerance": 3, "width": 3, "pair": 64}
     sizes |= {"unit": 128, "dim": 129, "kind": 3, "coordinate": 128, "value group": 4, "value coordinate": 256}
     sizes |= {"joint coordinate": 512, "size": 1, "shared unit": 512, "shared value": 1024}
-    sizes |= {"sixty-fourth": 65, "part": 2}
+    sizes |= {"sixty-fourth": 65, "part": 2, "candidate": 5, "pair coordinate": 512}
 
     def fill(axes):
         return [fill(axes[1:]) for _ in range(sizes[axes[0]])] if axes else round(random.random(), 5)

@@ -375,7 +375,7 @@ WRONG = {
     "context too short": (("dense", "--context", 4), "too short to measure"),
     "fewer tokens than a window": (("dense", "--context", 128, "--tokens", 64), "less than one window of 128"),
     "speed too far": (("dense", "--speed-at", "64,256"), "A length of 256 is asked for"),
-    "speed too near": (("dense", "--speed-at", "8"), "too short to time"),
+    "speed too near": (("dense", "--speed-at", "8"), "too short to measure at"),
     "speed at what": (("dense", "--speed-at", "far"), "Expected a number of tokens such as"),
     "two kinds": (("dense", "bert", "--context", 32), "only one of them writes text"),
     "text and pictures": (("bert", "vit"), "one reads pixel_values, the other input_ids"),
