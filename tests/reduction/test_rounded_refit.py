@@ -78,7 +78,10 @@ def test_cuts_are_fitted_before_levels_and_outputs_behind_them_again(measured):
     narrow = Widths(layer.heads, layer.kv_heads, layer.qk_dim // 2, layer.v_dim // 2)
     plan = Plan.make(profile.shape, ((narrow,), (bits,), ()))
     small = hw.compress(model, plan, profile)
-    facts, queries = made_by_headwise(small).facts, hw.compress(model, plan, profile, hw.CompressConfig(refit="queries"))
+    facts, queries = (
+        made_by_headwise(small).facts,
+        hw.compress(model, plan, profile, hw.CompressConfig(refit="queries")),
+    )
     assert facts["refit"] == ["queries", "outputs"]
     assert facts["refitted"] == pytest.approx(distance(model, small, profile.held_out()))
     assert facts["refitted"] < distance(model, queries, profile.held_out())
