@@ -58,7 +58,6 @@ def test_more_bits_are_nearer(profiles):
         reduced = hw.compress(model, plan, profile)
         with rounding(reduced, codes_of(reduced)):
             distances.append(measure_distance(model, reduced, held_out).divergence)
-        assert measure_distance(model, reduced, held_out).divergence < 1e-6
     assert distances == sorted(distances)
     assert 4 * distances[0] < distances[-1]
 

@@ -28,6 +28,7 @@ from tests.tiny import tiny
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "phi", "phi3", "gpt_neox", "gpt2", "opt")
 LAYER = LayerShape(4, 2, 4, 3, rotary=4)
 LATENT = Latent(("43210000000000",))
+UNFITTED = hw.CompressConfig(refit="none")
 
 
 def latents(profile, digit):
@@ -39,7 +40,7 @@ def latents(profile, digit):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_coordinates_with_all_bits_are_nearly_the_model(name, profiles):
     model, profile = profiles(name)
-    small = hw.compress(model, latents(profile, "8"), profile)
+    small = hw.compress(model, latents(profile, "8"), profile, UNFITTED)
     assert type(small) is type(model)
     ids = inputs()[0]["input_ids"]
     with torch.no_grad():
@@ -55,7 +56,7 @@ def test_all_coordinates_with_all_bits_are_nearly_the_model(name, profiles):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_whole_coordinates_are_the_model(name, profiles, tmp_path):
     model, profile = profiles(name)
-    small = hw.compress(model, latents(profile, "g"), profile)
+    small = hw.compress(model, latents(profile, "g"), profile, UNFITTED)
     ids = inputs()[0]["input_ids"]
     with torch.no_grad():
         dense = model(ids).logits

@@ -41,7 +41,8 @@ def rounded():
         for parameter in model.parameters():
             parameter.mul_(1.5 if parameter.ndim > 1 else 1)
     profile = hw.inspect(model, inputs=text_inputs(0), config=hw.InspectConfig(tokens=768, maps=False), checks=False)
-    small = hw.compress(model, plan_for(profile, Budget("keep_kv", 0.06, 65536), cache="mixed"), profile)
+    plan = plan_for(profile, Budget("keep_kv", 0.06, 65536), cache="mixed")
+    small = hw.compress(model, plan, profile, hw.CompressConfig(refit="none"))
     return model, profile, small
 
 

@@ -1,4 +1,8 @@
-"""A model, a plan and a profile's tensors in, the reduced model out: cut along chosen directions, then refitted."""
+"""A model, a plan and a profile's tensors in, the reduced model out: cut along chosen directions, then refitted.
+
+Where its cache is rounded, levels are fitted when the weights that make keys and values are what they will be; then
+outputs once more, to what attention reads out of that cache. Keys and values come out of weights that this leaves alone.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from headwise.reduction.levels import fit_cache, rounds_cache
 from headwise.reduction.widths.refit import Piece, refit_model
 from headwise.runtime.cache import CacheSpec
 from headwise.tracing.fisher import Distance, measure_distance
+from headwise.tracing.rounding import rounding
 
 DEFAULT_REFIT: tuple[Piece, ...] = ("queries", "outputs", "downs")
 
@@ -65,15 +70,17 @@ def reduce_model(
     reduced = Reduced(built, plan)
     if refit and any(not change.exact for changes in plan.layers for change in changes):
         reduced = _refit(model, reduced, tensors, refit, progress)
-    codes = None
     if rounds_cache(plan):
         if not tensors:
             raise InputError("Rounding the cache needs the text of a profile; name its folder with `profile`.")
         codes = fit_cache(built, plan, tensors, profiled_batches(tensors, INPUTS), progress=progress)
+        reduced = replace(reduced, codes=codes, distance=None)
+        if "outputs" in refit:
+            reduced = _refit(model, reduced, tensors, ("outputs",), progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
-    if codes is not None:
-        reduced = replace(reduced, codes=replace(codes, fingerprint=fingerprint(reduced.model)))
+    if reduced.codes is not None:
+        reduced = replace(reduced, codes=replace(reduced.codes, fingerprint=fingerprint(reduced.model)))
     return reduced
 
 
@@ -90,13 +97,19 @@ def _refit(
         return reduced
     fitted = reduced.model
     before = {name: tensor.clone() for name, tensor in fitted_state(fitted).items()}
-    cut = refitted = measure_distance(model, fitted, held_out)
+
+    def distance() -> Distance:
+        with rounding(fitted, reduced.codes):
+            return measure_distance(model, fitted, held_out)
+
+    cut = refitted = distance()
     inputs, checked = ([batch.inputs for batch in each] for each in (batches, held_out))
     for tried in _tries(reduced.plan, pieces):
-        refit_model(model, fitted, reduced.plan, inputs, tried, progress, checked)
-        refitted = measure_distance(model, fitted, held_out)
+        refit_model(model, fitted, reduced.plan, inputs, tried, progress, checked, reduced.codes)
+        refitted = distance()
         if refitted.error < cut.error:
-            return replace(reduced, refit=tried, cut=cut.error, refitted=refitted.error, distance=refitted)
+            done = tuple(dict.fromkeys((*reduced.refit, *tried)))
+            return replace(reduced, refit=done, cut=cut.error, refitted=refitted.error, distance=refitted)
         with torch.no_grad():
             for name, tensor in fitted_state(fitted).items():
                 tensor.copy_(before[name])

@@ -81,7 +81,7 @@ def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
     if expected is None:
         prediction += " (large cuts cost more than predicted, and nothing was held out to check it)."
     else:
-        such = "such caches" if plan.budget.get("cache") else "such cuts, refitted,"
+        such = f"such {'caches' if plan.budget.get('cache') else 'cuts'}, refitted,"
         prediction += f"; {such} measured {expected / loss:.2g}x of it on text like "
         prediction += f"{plan.predicted['text']} that they had not seen, so expect about {expected:.2g}"
         agreement = plan.predicted.get("agreement")

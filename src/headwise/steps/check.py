@@ -48,7 +48,7 @@ def check_predictions(model: PreTrainedModel, profile: Profile, progress: Progre
             continue  # too narrow heads for so much less, or measured on too little
         reduced = reduce_model(model, plan, profile.tensors, form="per-layer" if cache == "none" else "auto")
         measured = reduced.distance
-        if measured is None or reduced.codes is not None:
+        if measured is None:
             with rounding(reduced.model, reduced.codes):
                 measured = measure_distance(model, reduced.model, held_out)
         parts = {name: rounded(nats) for name, (nats, _) in measured.nats.table().items()}

@@ -1,4 +1,4 @@
-"""The angles by which RoPE turns keys in the forward pass that is running, and keys before that."""
+"""The angles by which RoPE turns keys in the attention that is running, and keys before that."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headwise.families.sites import sites_of
 from headwise.files.errors import InputError
 from headwise.runtime.modeling_headwise import rotate
 
 
 class Turns:
-    """Cosines and sines (B, T, 2P) of the last call of a model's rotary module; None of a model without one."""
+    """Cosines and sines (B, T, 2P) that the last attention was called with; None of a model without RoPE."""
 
     def __init__(self) -> None:
         self.cos: Tensor | None = None
@@ -83,21 +84,26 @@ def turns_alike(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def turning(model: PreTrainedModel) -> Generator[Turns, None, None]:
-    """The turns of whatever forward pass of ``model`` runs in the block."""
+    """The turns of whatever attention of ``model`` runs in the block.
+
+    They are those that each attention is given: blocks may run by themselves, with angles computed long before.
+    """
     turns = Turns()
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:
         yield turns
         return
 
-    def see(module: Any, inputs: Any, output: Any) -> None:
-        if isinstance(output, tuple) and len(output) == 2:  # noqa: PLR2004 - cosines and sines
-            turns.cos, turns.sin = output
+    def see(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        angles = kwargs.get("position_embeddings")
+        if isinstance(angles, tuple) and len(angles) == 2:  # noqa: PLR2004 - cosines and sines
+            turns.cos, turns.sin = angles
         else:
-            turns.unknown = type(module).__name__
+            turns.unknown = type(rotary).__name__
 
-    handle = rotary.register_forward_hook(see)
+    handles = [site.module.register_forward_pre_hook(see, with_kwargs=True) for site in sites_of(model)]
     try:
         yield turns
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

@@ -29,8 +29,10 @@ from headwise.reduction.mlp.refit import behind_mlp, fit_down
 from headwise.reduction.sharing.change import Sharing
 from headwise.reduction.widths.apply import keep_heads, kept_heads
 from headwise.reduction.widths.change import Widths
+from headwise.runtime.cache import CacheSpec
 from headwise.runtime.modeling_headwise import rotate
 from headwise.tracing.probe import watching
+from headwise.tracing.rounding import rounding
 from headwise.tracing.stream import Stream
 
 QUERIES = 1024  # rows of attention that queries are fitted to, spread over all batches
@@ -60,6 +62,7 @@ def refit_model(
     pieces: Collection[Piece] = ("queries", "outputs"),
     progress: Progress = silent,
     held_out: Sequence[dict[str, Tensor]] = (),
+    codes: CacheSpec | None = None,
 ) -> None:
     """Fit the attention of ``reduced``, cut from ``model`` by ``plan``, to what ``model`` does, in place.
 
@@ -67,7 +70,8 @@ def refit_model(
     narrower and not changed otherwise, unless norms stand behind them; outputs wherever attention is left, unless a
     norm stands between them and the residual stream; "downs", the last projections of MLPs, where channels went or
     blocks became one. Outputs and downs of a layer stay as they are where a fit does not help on batches that are
-    ``held_out``. An encoder is fitted before its decoder, self attention before cross attention.
+    ``held_out``. With ``codes`` the reduced model reads its cache as they give it back. An encoder is fitted before its
+    decoder, self attention before cross attention.
     """
     sites, shape = sites_of(model), shape_of(model)
     new = zip(sites_of(reduced), shape_of(reduced).layers, strict=True)
@@ -84,7 +88,7 @@ def refit_model(
     everything = [*fitted, *held_out]
     done = 0
     seen: dict[str, Attention] = {}
-    with torch.no_grad(), watching(model, seen.__setitem__):
+    with torch.no_grad(), watching(model, seen.__setitem__), rounding(reduced, codes):
         for stack in dict.fromkeys(stack for stack, _ in blocks):
             dense, own = Stream(model, everything, stack), Stream(reduced, everything, stack)
             seen.clear()
