@@ -46,7 +46,7 @@ def model(*layers, family="llama"):
         (ROTARY, LayerPlan(2, 1, 8, 8, kept_heads=(0, 2)), "must have shared one before"),
         (ROTARY, LayerPlan(2, 2, 8, 8, kept_heads=(0, 1)), "would come from the same old one"),
         (ROTARY, LayerPlan(3, 1, 8, 8), "mean merging the 4 key/value heads"),
-        (MLA, LayerPlan(8, 8, 8, 8), "latent attention (MLA) can be read and costed"),
+        (MLA, LayerPlan(8, 8, 8, 8), "of latent attention (MLA) only the cache can be reduced"),
     ],
 )
 def test_impossible_layers_say_why(layer, change, sentence):

@@ -199,7 +199,7 @@ def test_light_dark_and_a_screenshot(page, tmp_path):
 
 
 @needs_browser
-def test_latent_attention_has_no_slider(browser, tmp_path):
+def test_latent_attention_has_a_slider_over_its_rounded_cache(browser, tmp_path):
     tiny("deepseek_v3").save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
     inspect(str(tmp_path / "model"), tmp_path / "run", tokens=64, lengths=(16, 32))
@@ -207,7 +207,10 @@ def test_latent_attention_has_no_slider(browser, tmp_path):
     complaints = []
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.goto((tmp_path / "run" / "report.html").as_uri())
-    assert "Nothing here can be cut" in opened.inner_text("#budget") and complaints == []
+    assert complaints == [] and not opened.is_visible("#rounded")
+    assert opened.inner_text("#command") == "headwise plan profile.json --keep-kv 0.25 -o plan.json"
+    latents = opened.query_selector_all("#widths [data-kind=v]")
+    assert {bar.get_attribute("data-width") for bar in latents} == {"10"}  # of the latent, not of values
     opened.close()
 
 
@@ -246,7 +249,7 @@ def test_a_large_model_fits_into_three_megabytes(profile, tmp_path):
     measured = Profile.load(profile / "profile.json")
     sizes = {"head": 32, "group": 8, "value": 128, "share": 3, "length": 5, "tolerance": 3, "width": 3, "pair": 64}
     sizes |= {"unit": 128, "dim": 129, "kind": 3, "coordinate": 128, "value group": 4, "value coordinate": 256}
-    sizes |= {"joint coordinate": 512, "size": 1, "shared unit": 512, "shared value": 1024}
+    sizes |= {"cached head": 8, "joint coordinate": 512, "size": 1, "shared unit": 512, "shared value": 1024}
     sizes |= {"sixty-fourth": 65, "part": 2, "candidate": 5, "pair coordinate": 512}
 
     def fill(axes):

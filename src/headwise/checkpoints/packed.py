@@ -56,7 +56,7 @@ def cache(model: PreTrainedModel, folder: Path | str | None = None, *, fused: bo
     It packs keys and values as `compress` found it best for this model: in memory, in the folder that the model was
     opened from, or in ``folder``. One cache is for one run of `generate`, or for one conversation. ``fused=False``
     unpacks everything at every step, for models whose attention cannot read packed numbers; it does not know of padding
-    in front, so it is for sequences of one length.
+    in front, so it is for sequences of one length. Latents (MLA) are always unpacked, and may be padded.
 
     >>> small = hw.compress(model, plan, profile)
     >>> cache = hw.cache(small)

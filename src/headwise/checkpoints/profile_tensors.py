@@ -40,9 +40,11 @@ def layer_kinds(layer: LayerShape) -> Kinds:
 
 def code_kinds(layer: LayerShape) -> Kinds:
     """The tensors that a profile also holds of a layer whose cache can be packed."""
-    G, K, A, W, R = layer.kv_heads, layer.qk_dim, layer.value_groups, layer.value_group_width, layer.joint_group_width
+    cached = layer.cached
+    G, K, A, W = cached.kv_heads, cached.qk_dim, cached.value_groups, cached.value_group_width
     shapes = {"k_code_directions": (G, K, K), "k_code_duals": (G, K, K), "v_code_map": (A, W, W)}
-    shapes["kv_code_map"] = (A, R, R)
+    if not layer.latent:
+        shapes["kv_code_map"] = (A, layer.joint_group_width, layer.joint_group_width)
     return {name: (torch.float32, shape) for name, shape in shapes.items()}
 
 

@@ -62,7 +62,7 @@ class Family:
 
     ``fused`` names the one projection that holds q, k and v: one block after the other ("blocks") or head by head
     ("heads"); ``q, k, v`` then name the projections a reduced model has instead. ``norms`` are the norms on queries
-    and keys. ``latent`` marks multi-head latent attention, which can be read but not reduced.
+    and keys. ``latent`` marks multi-head latent attention, of which only the cache can be reduced.
     ``head_dim`` says that the config can state a head width of its own (then a uniform smaller width is a stock model),
     ``rope_list`` that the rotary module takes any list of frequencies. ``once`` names modules that run once per
     sequence, not per token.

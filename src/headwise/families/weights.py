@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.families.absorbed import AbsorbedWeights, is_absorbed, read_absorbed
+from headwise.families.latent import LatentWeights, last_queries, read_latent
 from headwise.families.sites import Site, is_transposed, matrix
 from headwise.files.errors import InputError
 
@@ -23,7 +24,8 @@ class AttentionWeights:
     Rotary coordinates stand first in a head, pair ``p`` in coordinates ``p`` and ``p + P``; ``rope_pairs_GP`` names
     the frequency of each pair (None: all, in order). Under latent attention (MLA) the matrices are the products
     through the latents, up to the scalar by which the latents' RMS norms divide each token. Where ``absorbed`` says
-    what is cached, keys and values are those that it stands for: they follow from it.
+    what is cached, keys and values are those that it stands for: they follow from it. ``latent`` holds what of latent
+    attention can be changed: only that is written.
     """
 
     w_q_HKD: Tensor
@@ -40,6 +42,7 @@ class AttentionWeights:
     rotary: int = 0
     rope_pairs_GP: Tensor | None = None
     absorbed: AbsorbedWeights | None = None
+    latent: LatentWeights | None = None
 
 
 def read_attention(site: Site, rotary: int) -> AttentionWeights:
@@ -52,7 +55,7 @@ def read_attention(site: Site, rotary: int) -> AttentionWeights:
     if site.removed:
         raise InputError(f"{site.path} has no attention to read.")
     if site.family.latent:
-        return _read_latent(site, rotary)
+        return _read_through_latent(site, rotary)
     if is_absorbed(site.module):
         return _read_absorbed(site, rotary)
     K = site.head_width
@@ -85,6 +88,10 @@ def write_attention(site: Site, weights: AttentionWeights) -> None:
     >>> hw.write_attention(site, hw.read_attention(site, layer.rotary))  # changes nothing
     """
     family, module = site.family, site.module
+    if weights.latent is not None:
+        fill(last_queries(module), weights.latent.w_q_HKC.flatten(0, 1), None)
+        fill(module.kv_a_proj_with_mqa, weights.latent.w_down_LD, weights.latent.b_down_L)
+        return
     parts = [(weights.w_q_HKD, weights.b_q_HK), (weights.w_k_GKD, weights.b_k_GK), (weights.w_v_GVD, weights.b_v_GV)]
     if weights.absorbed is not None:
         parts[1:] = _put_absorbed(module, weights.absorbed, weights.rope_pairs_GP)
@@ -192,9 +199,12 @@ def _put_absorbed(
 
 def attention_projections(site: Site) -> list[Any]:
     """The modules that make queries, keys and values."""
-    family = site.family
+    family, module = site.family, site.module
+    if family.latent:
+        inner = [] if module.q_lora_rank is None else [module.q_a_proj]
+        return [last_queries(module), *inner, module.kv_a_proj_with_mqa, module.kv_b_proj]
     names = [family.fused] if family.fused and not site.reduced else [family.q, family.k, family.v]
-    return [getattr(site.module, name) for name in names]
+    return [getattr(module, name) for name in names]
 
 
 def _projections(site: Site, K: int) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -241,7 +251,7 @@ def put(module: nn.Module, name: str, value: Tensor) -> None:
     setattr(module, name, nn.Parameter(fresh, requires_grad=old.requires_grad))
 
 
-def _read_latent(site: Site, rotary: int) -> AttentionWeights:
+def _read_through_latent(site: Site, rotary: int) -> AttentionWeights:
     """MLA through its latents: keys share one rotary part, everything else comes out of the latent."""
     module = site.module
     H, V, nope = module.num_heads, module.v_head_dim, module.qk_nope_head_dim
@@ -261,4 +271,5 @@ def _read_latent(site: Site, rotary: int) -> AttentionWeights:
         scale=float(module.scaling),
         b_o_D=cast(Tensor | None, site.out.bias),
         rotary=rotary,
+        latent=read_latent(site),
     )

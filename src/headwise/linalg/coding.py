@@ -62,10 +62,13 @@ def coding_basis(
     return Basis(scale[..., 0, :], inverse @ vectors * scale, root @ vectors / scale)
 
 
-def paired_basis(source_NRR: Tensor) -> Tensor:
-    """Rotations of pairs ``(p, p + R/2)`` onto the axes of their own covariance, (N, R, R): they commute with RoPE."""
+def paired_basis(source_NRR: Tensor, *, neighbours: bool = False) -> Tensor:
+    """Rotations of pairs ``(p, p + R/2)`` onto the axes of their own covariance, (N, R, R): they commute with RoPE.
+
+    Or of pairs ``(2p, 2p + 1)``, of ``neighbours``.
+    """
     half = source_NRR.shape[-1] // 2
-    first, second = torch.arange(half), torch.arange(half) + half
+    first, second = torch.arange(2 * half).view((half, 2) if neighbours else (2, half)).unbind(1 if neighbours else 0)
     source = source_NRR.double()
     angle_NP = 0.5 * torch.atan2(2 * source[:, first, second], source[:, first, first] - source[:, second, second])
     turn = torch.zeros_like(source)

@@ -15,6 +15,11 @@ from headwise.records.cost import cost_of
 from headwise.records.plan import Changes, Plan, in_order
 from headwise.records.profile import Profile
 
+NOTHING = (
+    "This model has nothing to plan: its attention was removed or is protected, or it is latent (MLA), of which only "
+    "the cache can be reduced, by rounding it (keep_kv, with any cache but none)."
+)
+LATENT = "Attention is latent (MLA): its cache is rounded, its heads and widths stay as they are."
 CONFLICTING = "No plan was found that keeps all of these budgets at once with {}, though each of them can be."
 
 
@@ -38,7 +43,7 @@ def allocate(
             raise each.refusal(shape, feasible, terms)
         limits.append(limit - fixed[-1])
     if left and _nothing_in(options):
-        raise InputError("This model has nothing to plan: its attention is latent (MLA), was removed, or is protected.")
+        raise InputError(NOTHING)
     chosen = choose(options, limits[0]) if len(limits) == 1 else choose_within(options, limits)
     if chosen is None:
         raise BudgetError(CONFLICTING.format(terms))
@@ -96,7 +101,7 @@ def planned(profile: Profile, budget: Budget, layers: Sequence[Changes], losses:
         "expected": expected(checks, loss),
         "agreement": expected_agreement(checks, loss),
         "text": profile.text.get("name", ""),
-        "notes": _few_samples(profile, layers),
+        "notes": [*_few_samples(profile, layers), *([LATENT] if any(each.latent for each in shape.layers) else [])],
         "kept": budget.measure(after) / budget.measure(shape),
         "also": {each.kind: each.measure(after) / each.measure(shape) for each in budget.also},
         "kv_bytes_per_token": [cost.kv_bytes_per_token for cost in costs],
@@ -112,10 +117,11 @@ def _few_samples(profile: Profile, layers: Sequence[Changes]) -> list[str]:
     for index, (layer, measured, changes) in enumerate(zip(profile.shape.layers, profile.layers, layers, strict=True)):
         if not measured.samples or not changes:
             continue
-        if measured.samples < max(layer.qk_dim, layer.v_dim):
+        widest = max(layer.cached.qk_dim, layer.cached.v_dim)
+        if measured.samples < widest:
             raise InputError(
                 f"Layer {index} was measured on {measured.samples:,} tokens, fewer than a head of it is wide "
-                f"({max(layer.qk_dim, layer.v_dim)}): what it could do without is not known. Inspect the model on more."
+                f"({widest}): what it could do without is not known. Inspect the model on more."
             )
         if measured.samples < width:
             few.append((index, measured.samples))

@@ -69,7 +69,7 @@ class _Rows:
             if after is not None:
                 packed, whole = after.packed, after.cached_per_token * BF16
                 once = (0, 0) if packed is None else (packed.level_bytes, packed.whole * whole)
-                row = [*after.dims[1:], after.token_bytes(BF16), place, *once]
+                row = [*after.cached.dims[1:], after.token_bytes(BF16), place, *once]
             self.known[key] = options, row  # with the options, whose ids would be used again
         return self.known[key][1]
 

@@ -129,14 +129,18 @@ def joined_digits(each: Iterable[Digits]) -> Digits:
 
 def check_packable(layer: LayerShape, where: str) -> None:
     """Raise where the cache of ``layer`` cannot be packed."""
-    check_not_latent(layer, where)
+    _check_not_absorbed(layer, where)
     if not layer.heads or layer.cache != "tokens" or layer.window is not None:
         raise InputError(f"{where}: only layers that cache the keys and values of every token can be packed.")
 
 
 def check_not_latent(layer: LayerShape, where: str) -> None:
-    """Raise where ``layer`` has latent attention, which no kind reduces yet."""
+    """Raise where ``layer`` has latent attention, whose heads and widths stay as they are."""
     if layer.latent:
-        raise InputError(f"{where}: latent attention (MLA) can be read and costed, but not reduced.")
+        raise InputError(f"{where}: of latent attention (MLA) only the cache can be reduced, by bits.")
+    _check_not_absorbed(layer, where)
+
+
+def _check_not_absorbed(layer: LayerShape, where: str) -> None:
     if layer.absorbed:
         raise InputError(f"{where}: its cache holds latents already, which are not reduced further.")

@@ -155,15 +155,16 @@ QUANTITIES: dict[str, Quantity] = {
     "qk_pairs": Quantity(("dim",), "RoPE pairs among those dimensions."),
     "v_damage": Quantity(("dim",), "The same for value dimensions."),
     "k_bit_damage": Quantity(
-        ("group", "coordinate"),
+        ("cached head", "coordinate"),
         "The same for each coordinate of a key/value head's keys before RoPE in a packed cache (pairs turned onto "
         "their own axes), were its errors independent from token to token: half the mean square of the gradient times "
-        "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole.",
+        "the variance. Rounding costs a part of it. The first token is left out: caches keep it whole. Of latent "
+        "attention for the one key that all heads share.",
     ),
     "v_bit_damage": Quantity(
         ("value group", "value coordinate"),
         "The same for values, in the coordinates that a group of key/value heads shares and in which they are rounded, "
-        "dearest first.",
+        "dearest first; of latent attention for its latent.",
     ),
     "kv_bit_damage": Quantity(
         ("value group", "joint coordinate"),
@@ -263,12 +264,15 @@ class LayerProfile:
 
     def _length(self, axis: str, name: str, layer: LayerShape) -> int | None:
         """How long lists along ``axis`` are; None where any length will do."""
+        if name in CACHED:
+            layer = layer.cached
         widths, full, units = self.widths, layer.qk_dim, layer.units
         if name.startswith("v"):
             widths, full, units = self.v_widths, layer.v_dim, layer.v_dim
         lengths = {
             "head": layer.heads,
             "group": layer.kv_heads,
+            "cached head": layer.kv_heads,
             "share": len(SHARES),
             "length": len(self.lengths),
             "width": len(widths),

@@ -199,6 +199,17 @@ class LayerShape:
         return tuple(size for size in range(2, group + 1) if not group % size)
 
     @property
+    def cached(self) -> LayerShape:
+        """The layer whose keys before RoPE and values are what this one caches.
+
+        Latent attention caches one head: the key that all heads share, and the latent in the place of values.
+        """
+        if not self.latent:
+            return self
+        widths = {"qk_dim": self.latent.rope_dim, "v_dim": self.latent.kv_rank, "rotary": self.latent.rope_dim}
+        return replace(self, heads=1, kv_heads=1, latent=None, **widths)
+
+    @property
     def cached_per_token(self) -> int:
         """Numbers the KV cache keeps for one token of this layer."""
         if self.cache == "none" or not self.heads:

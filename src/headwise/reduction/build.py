@@ -54,6 +54,8 @@ def build_reduced(
             f"This plan cannot be a stock {shape.family} model: {stock}; use the per-layer format, or make a plan with "
             "--uniform."
         )
+    if isinstance(stock, str) and any(layer.latent for layer in shape.layers):
+        raise InputError("Latent attention (MLA) has no per-layer shapes: its models keep their stock class.")
     if isinstance(stock, str):
         config, kind = per_layer_config(model, shape, after, plan.layers), per_layer_class_of(model)
     else:
@@ -124,8 +126,7 @@ def _fill_changed(
         member = members[run[0]]
         if (mlp := mlp_of(new)) is not None and any(change.acts_on == "mlp" for change in member.changes):
             _write_mlp(mlp, member.mlp())
-        if not member.site.family.latent:
-            _write_attention(new, member.attention())
+        _write_attention(new, member.attention())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
+from headwise.families.latent import caches_neighbours
 from headwise.families.shapes import rotary_width, shape_of
 from headwise.families.sites import Site, sites_of
 from headwise.files.progress import Progress, silent
@@ -22,6 +23,7 @@ from headwise.records.shape import LayerShape
 from headwise.runtime.cache import CacheSpec, LayerCodes, storable, together
 from headwise.tracing.coded import WHOLE
 from headwise.tracing.forward import forward
+from headwise.tracing.latents import Latents, watching_latents
 from headwise.tracing.probe import watching
 from headwise.tracing.turns import turning
 
@@ -84,7 +86,7 @@ def fit_cache(
             maps = [own for number in made_of[path] if (own := tensors.get(f"{number}.{name}")) is not None]
             value_map = _value_map(bits, torch.cat(maps) if maps else None)
             layers[int(site.module.layer_idx)] = _codes(bits, value_map, keys, values)
-    return CacheSpec(layers, WHOLE, rotary_width(model))
+    return _spec(model, layers)
 
 
 def any_codes(model: PreTrainedModel, plan: Plan) -> CacheSpec | None:
@@ -92,22 +94,38 @@ def any_codes(model: PreTrainedModel, plan: Plan) -> CacheSpec | None:
     layers = {}
     for site, layer, bits in zip(sites_of(model), shape_of(model).layers, _bits_of(model, plan), strict=True):
         if bits:
-            keys, values = (torch.randn(64, layer.kv_heads, width) for width in (layer.qk_dim, layer.v_dim))
+            cached = layer.cached
+            keys, values = (torch.randn(64, cached.kv_heads, width) for width in (cached.qk_dim, cached.v_dim))
             layers[int(site.module.layer_idx)] = _codes(bits, _value_map(bits, None), keys, values)
-    return CacheSpec(layers, WHOLE, rotary_width(model)) if layers else None
+    return _spec(model, layers) if layers else None
+
+
+def _spec(model: PreTrainedModel, layers: dict[int, LayerCodes]) -> CacheSpec:
+    return CacheSpec(layers, WHOLE, rotary_width(model), interleaved=caches_neighbours(model.config))
 
 
 def _samples(model: PreTrainedModel, sites: dict[str, Site], batches: Sequence[Batch]) -> dict[str, list[Tensor]]:
-    """Keys before RoPE and values of the layers ``sites``, (tokens, G, C) each, first tokens left out."""
+    """What the layers ``sites`` cache as keys before RoPE and as values, (tokens, G, C) each, without first tokens."""
     parts: dict[str, tuple[list[Tensor], list[Tensor]]] = {path: ([], []) for path in sites}
 
-    def see(path: str, attention: Attention) -> None:
-        if path in parts:
-            keys = turns.back(attention.k_BGSK.float(), getattr(sites[path].module, "rope_pairs", None))
-            for kept, x in zip(parts[path], (keys, attention.v_BGSV.float()), strict=True):
-                kept.append(x[:, :, WHOLE:].transpose(1, 2).flatten(0, 1).cpu())
+    def keep(path: str, *both: Tensor) -> None:
+        for kept, x in zip(parts[path], both, strict=True):
+            kept.append(x[:, :, WHOLE:].transpose(1, 2).flatten(0, 1).cpu())
 
-    with torch.inference_mode(), turning(model) as turns, watching(model, see):
+    def see(path: str, attention: Attention) -> None:
+        if path in parts and not sites[path].family.latent:
+            keys = turns.back(attention.k_BGSK.float(), getattr(sites[path].module, "rope_pairs", None))
+            keep(path, keys, attention.v_BGSV.float())
+
+    def see_latents(path: str, latents: Latents) -> None:
+        keep(path, latents.k_BGTK.float(), latents.v_BGTV.float())
+
+    with (
+        torch.inference_mode(),
+        turning(model) as turns,
+        watching(model, see),
+        watching_latents(sites.values(), see_latents),
+    ):
         for batch in batches:
             forward(model, batch.inputs, head=False)
     return {path: [torch.cat(kept) for kept in both] for path, both in parts.items()}

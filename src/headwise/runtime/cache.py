@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import cached_file
 
 from .joint_layer import JointLayer
+from .latent_layer import LatentLayer, latent_attention, let_tell
 from .packed_attention import use_packed_attention
 from .packed_layer import PackedLayer
 from .packing import (
@@ -57,7 +58,7 @@ class PackedCache(Cache):
 
     The model's attention is set to read packed numbers; with any other cache, or none, it does what it did. Where that
     cannot be, ``fused=False`` hands all keys and values over unpacked, at every step; it sees no mask, so sequences
-    must not be padded in front.
+    must not be padded in front. Latent attention is always given its latents unpacked, and may be padded.
     """
 
     def __init__(self, model: Any, spec: CacheSpec, fused: bool = True) -> None:
@@ -73,7 +74,8 @@ class PackedCache(Cache):
             raise ValueError(
                 f"Layer {odd[0]} of {name} keeps a {type(layers[odd[0]]).__name__}, which cannot be packed."
             )
-        self.spec, self.fused = spec, fused
+        latents = latent_attention(model)
+        self.spec, self.fused = spec, fused and not latents
         self.rope = Rope(model, spec.rotary)
         self.padding = self.ahead = torch.zeros(0, dtype=torch.long)  # (B,) slots before, and slot less position
         self.current: Pass | None = None
@@ -82,8 +84,11 @@ class PackedCache(Cache):
             turned = 2 * len(self.rope.frequencies) if pairs.get(number) is None else spec.rotary
             if turned != spec.rotary:
                 raise ValueError(f"The codes are for RoPE on {spec.rotary} coordinates; {name} turns {turned}.")
-            layers[number] = (JointLayer if codes.joint else PackedLayer)(self, codes, pairs.get(number))
-        if fused:
+            kind = LatentLayer if number in latents else JointLayer if codes.joint else PackedLayer
+            layers[number] = kind(self, codes, pairs.get(number))
+        for attention in latents.values():
+            let_tell(attention)
+        if self.fused:
             use_packed_attention(model)
         super().__init__(layers=layers)
 
@@ -139,7 +144,7 @@ class PackedCache(Cache):
         """Write what the cache holds to ``path``, under another name first."""
         tensors = {"padding": self.padding, "ahead": self.ahead}
         for number, layer in enumerate(self.layers):
-            if type(layer) not in (PackedLayer, JointLayer, DynamicLayer, DynamicSlidingWindowLayer):
+            if type(layer) not in (PackedLayer, JointLayer, LatentLayer, DynamicLayer, DynamicSlidingWindowLayer):
                 raise ValueError(f"Layer {number} is a {type(layer).__name__}, which cannot be saved.")
             if layer.get_seq_length():
                 plain = not isinstance(layer, PackedLayer)

@@ -136,9 +136,17 @@ class LayerCodes:
         Gradients pass as if nothing had happened.
         """
         if not self.joint:
-            return round_trip(keys, *self.keys), self._round_mapped(values.flatten(-2)).reshape(values.shape)
+            return self.round_keys(keys), self.round_values(values)
         both = together(keys, values, len(self.value_bits))
         return apart(self._round_mapped(both.flatten(-2)).view(both.shape), *keys.shape[-2:])
+
+    def round_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """The keys alone, where they have coordinates of their own."""
+        return round_trip(keys, *self.keys)
+
+    def round_values(self, values: torch.Tensor) -> torch.Tensor:
+        """The values alone, where keys have coordinates of their own."""
+        return self._round_mapped(values.flatten(-2)).reshape(values.shape)
 
     def _round_mapped(self, x: torch.Tensor) -> torch.Tensor:
         """Numbers of all groups side by side (..., S * W) as their coordinates give them back."""

@@ -18,6 +18,7 @@ CACHE = (
     "absorbed_attention",
     "cache",
     "joint_layer",
+    "latent_layer",
     "packed_attention",
     "packed_layer",
     "packing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,16 +28,14 @@ def packable(model: PreTrainedModel, shape: ModelShape) -> list[bool]:
 
 
 def can_pack(layer: LayerShape) -> bool:
-    """Whether a layer of this shape caches the keys and values of every token."""
-    return (
-        bool(layer.heads) and layer.cache == "tokens" and layer.window is None and not (layer.latent or layer.absorbed)
-    )
+    """Whether a layer of this shape caches the keys and values of every token, or a latent and a shared key."""
+    every = bool(layer.heads) and layer.cache == "tokens" and layer.window is None and not layer.absorbed
+    return every and (layer.latent is None or layer.latent.rope_dim > 0)
 
 
-def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
+def add_cached(sums: Sums, layer: LayerShape, k_BGSK: Tensor, v_BGSV: Tensor) -> None:
     """Add means and second moments of keys before RoPE, of values, and of both together."""
-    keys = turns.back(attention.k_BGSK.float(), pairs_GP)
-    for name, x_ANC in _parts(layer, _tokens(keys), _tokens(attention.v_BGSV.float())).items():
+    for name, x_ANC in _parts(layer, _tokens(k_BGSK.float()), _tokens(v_BGSV.float())).items():
         sums.add(f"cached_{name}_mean", x_ANC.sum(1), x_ANC.shape[1])
         sums.add(f"cached_{name}_moment", x_ANC.mT @ x_ANC, x_ANC.shape[1])
 
@@ -44,6 +43,13 @@ def add_cached(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns
 def watch_gradients(sums: Sums, layer: LayerShape, attention: Attention, turns: Turns, pairs_GP: Tensor | None) -> None:
     """Add second moments of the gradients by keys before RoPE and by values, as they come: as they are, and clipped."""
     then = copy.copy(turns)  # gradients come when other turns may be running
+    add = gradient_sums(sums, layer)
+    attention.k_BGSK.register_hook(lambda gradient: add("k", then.gradient(gradient.float(), pairs_GP)))
+    attention.v_BGSV.register_hook(lambda gradient: add("v", gradient))
+
+
+def gradient_sums(sums: Sums, layer: LayerShape) -> Callable[[str, Tensor], None]:
+    """A function that takes the gradients of one pass by keys before RoPE ("k") and by values ("v"), and adds them."""
     gradients: dict[str, Tensor] = {}
 
     def add(name: str, gradient_BGSC: Tensor) -> None:
@@ -55,33 +61,36 @@ def watch_gradients(sums: Sums, layer: LayerShape, attention: Attention, turns: 
             for part, g_ANC in _parts(layer, *both).items():
                 sums.add(f"cached_{part}_{kind}", g_ANC.mT @ g_ANC, g_ANC.shape[1])
 
-    attention.k_BGSK.register_hook(lambda gradient: add("k", then.gradient(gradient.float(), pairs_GP)))
-    attention.v_BGSV.register_hook(lambda gradient: add("v", gradient))
+    return add
 
 
-def coded_bases(layer: LayerShape, sums: Sums, weights: AttentionWeights) -> dict[str, Basis]:
+def coded_bases(
+    layer: LayerShape, sums: Sums, weights: AttentionWeights, *, neighbours: bool = False
+) -> dict[str, Basis]:
     """In which coordinates keys ("k"), values ("v"), and both together ("kv") are rounded.
 
     Values of a group of heads may be mixed at will, RoPE pairs only be turned, keys behind a norm not be touched at
     all. Together anything goes: keys are made again when they are read, and where no norm stands behind them, keys and
-    values of many heads are more numbers than the inputs that ``weights`` make them of.
+    values of many heads are more numbers than the inputs that ``weights`` make them of. Latent attention has no such
+    third: its latent is both. ``neighbours`` says that the coordinates of a RoPE pair are side by side.
     """
-    k, v, kv = (_centred(sums, name) for name in (*PARTS, BOTH))
+    of_heads, layer = not layer.latent, layer.cached
+    k, v = (_centred(sums, name) for name in PARTS)
     keys = torch.eye(layer.qk_dim, dtype=torch.float64).repeat(layer.kv_heads, 1, 1)
     directions, duals = keys.clone(), keys.clone()
     if layer.norm == "none":
         R = layer.rotary
-        directions[:, :R, :R] = duals[:, :R, :R] = paired_basis(k[:, :R, :R])
+        directions[:, :R, :R] = duals[:, :R, :R] = paired_basis(k[:, :R, :R], neighbours=neighbours)
         if layer.qk_dim > R:
             free = coding_basis(k[:, R:, R:], sums.mean("cached_k_clipped")[:, R:, R:])
             directions[:, R:, R:], duals[:, R:, R:] = free.directions_NRR, free.duals_NRR
     values = torch.ones(layer.kv_heads, layer.qk_dim, dtype=torch.float64)
-    sizes = tuple(width * layer.kv_heads // layer.value_groups for width in (layer.qk_dim, layer.v_dim))
-    return {
-        "k": Basis(values, directions, duals),
-        "v": coding_basis(v, sums.mean("cached_v_clipped")),
-        BOTH: coding_basis(kv, sums.mean(f"cached_{BOTH}_clipped"), sizes, _joint_weights(layer, weights)),
-    }
+    bases = {"k": Basis(values, directions, duals), "v": coding_basis(v, sums.mean("cached_v_clipped"))}
+    if of_heads:
+        sizes = tuple(width * layer.kv_heads // layer.value_groups for width in (layer.qk_dim, layer.v_dim))
+        metric, rows = sums.mean(f"cached_{BOTH}_clipped"), _joint_weights(layer, weights)
+        bases[BOTH] = coding_basis(_centred(sums, BOTH), metric, sizes, rows)
+    return bases
 
 
 def _joint_weights(layer: LayerShape, weights: AttentionWeights) -> Tensor | None:
@@ -108,8 +117,10 @@ def _tokens(x_BGSC: Tensor) -> Tensor:
 def _parts(layer: LayerShape, k_NGK: Tensor, v_NGV: Tensor) -> dict[str, Tensor]:
     """In double precision keys by heads, values by groups of heads, and both by groups: (groups, tokens, width)."""
     keys, values = (x.double() for x in (k_NGK, v_NGV))
-    grouped = [x.unflatten(1, (layer.value_groups, -1)).flatten(2).transpose(0, 1) for x in (keys, values)]
-    return {"k": keys.transpose(0, 1), "v": grouped[1], BOTH: torch.cat(grouped, dim=2)}
+    groups = layer.cached.value_groups
+    grouped = [x.unflatten(1, (groups, -1)).flatten(2).transpose(0, 1) for x in (keys, values)]
+    parts = {"k": keys.transpose(0, 1), "v": grouped[1]}
+    return parts if layer.latent else {**parts, BOTH: torch.cat(grouped, dim=2)}
 
 
 def _centred(sums: Sums, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headwise.data.calibration import Batch
+from headwise.families.latent import caches_neighbours
 from headwise.families.layout import layout_of
 from headwise.families.sites import Site, has_one_stack, sites_of
 from headwise.families.weights import read_attention
@@ -23,10 +24,11 @@ from headwise.linalg.sums import Sums
 from headwise.records.shape import LayerShape, ModelShape
 from headwise.tracing.absorbed import add_first, watch_first
 from headwise.tracing.channels import watching_channels
-from headwise.tracing.coded import add_cached, coded_bases, packable, watch_gradients
+from headwise.tracing.coded import add_cached, coded_bases, gradient_sums, packable, watch_gradients
 from headwise.tracing.fisher import backward_from_sampled_labels
 from headwise.tracing.forward import forward
 from headwise.tracing.gradient_checkpointing import block_inputs_require_grad, frozen, gradient_checkpointing
+from headwise.tracing.latents import Latents, watching_latents
 from headwise.tracing.positions import positions_lost
 from headwise.tracing.probe import watching
 from headwise.tracing.shared import Bases, add_between_heads, between_heads, measured_basis, watch_units
@@ -64,7 +66,7 @@ class Collector:
         self.substituted: list[dict[str, float]] = []
         # Layers that may cache latents, where that was asked for: keys are linear in the inputs, and turn as measured.
         self.absorbable = [
-            positions and packs and same and layer.norm == "none" and not layer.absorbed
+            positions and packs and same and layer.norm == "none" and not (layer.latent or layer.absorbed)
             for packs, same, layer in zip(self.packable, alike, self.layers, strict=True)
         ]
         self.positions: dict[int, dict[int, float]] = {}
@@ -88,8 +90,9 @@ class Collector:
             if attention.overflows:
                 raise InputError(f"The model gives NaN or infinity in {path}: its weights are damaged or overflow.")
             _add_moments(sums, attention)
-            if self.packable[i]:
-                add_cached(sums, self.layers[i], attention, turns, self._pairs(path))
+            if self.packable[i] and not self.layers[i].latent:
+                keys = turns.back(attention.k_BGSK.float(), self._pairs(path))
+                add_cached(sums, self.layers[i], keys, attention.v_BGSV)
             if self.absorbable[i]:
                 add_first(sums, self.layers[i], attention, turns, None)
             if self.mergeable[i]:
@@ -103,7 +106,16 @@ class Collector:
             if spectra:
                 add_conditioning(sums, part, lengths)
 
-        with torch.no_grad(), turning(self.model) as turns, watching(self.model, see):
+        def see_latents(path: str, latents: Latents) -> None:
+            if self.packable[i := self.index[path]]:
+                add_cached(self.sums[i], self.layers[i], latents.k_BGTK, latents.v_BGTV)
+
+        with (
+            torch.no_grad(),
+            turning(self.model) as turns,
+            watching(self.model, see),
+            watching_latents(self.sites, see_latents),
+        ):
             output = forward(self.model, batch.inputs, head=False)[0]
         if not output.isfinite().all():
             raise InputError("The model's output is NaN or infinite: its weights are damaged or overflow.")
@@ -130,7 +142,7 @@ class Collector:
             if torch.is_grad_enabled():
                 i = self.index[path]
                 self._add_gradients(i, attention, drawn)
-                if self.packable[i]:
+                if self.packable[i] and not self.layers[i].latent:
                     watch_gradients(self.sums[i], self.layers[i], attention, turns, self._pairs(path))
                 if self.absorbable[i]:
                     watch_first(self.sums[i], self.layers[i], attention, turns, None)
@@ -139,6 +151,10 @@ class Collector:
                 if self.maps:
                     with torch.no_grad():
                         self._add_cuts(i, attention)
+
+        def see_latents(path: str, latents: Latents) -> None:
+            if torch.is_grad_enabled() and self.packable[i := self.index[path]]:
+                latents.watch_gradients(gradient_sums(self.sums[i], self.layers[i]))
 
         def see_channels(i: int, felt: dict[str, Tensor]) -> None:
             for name, total in felt.items():
@@ -153,6 +169,7 @@ class Collector:
             frozen(self.model),
             turning(self.model) as turns,
             watching(self.model, see),
+            watching_latents(self.sites, see_latents),
             watching_channels(self.sites, see_channels),
             through(self.model),
             torch.enable_grad(),
@@ -171,9 +188,11 @@ class Collector:
             self.positions = positions_lost(self.model, inputs, absorbable, progress)
         if has_one_stack(self.model):
             self.substituted = substituted(self.model, [batch.inputs for batch in batches])
+        neighbours = caches_neighbours(self.model.config)
         for i, (layer, sums) in enumerate(zip(self.layers, self.sums, strict=True)):
-            if self.packable[i] and sums.has("cached_kv_clipped"):
-                self.coded[i] = coded_bases(layer, sums, read_attention(self.sites[i], layer.rotary))
+            if self.packable[i] and sums.has("cached_k_clipped"):
+                weights = read_attention(self.sites[i], layer.rotary)
+                self.coded[i] = coded_bases(layer, sums, weights, neighbours=neighbours)
 
     def _pairs(self, path: str) -> Tensor | None:
         """The RoPE pairs that the heads of a layer keep, where they are not all."""

@@ -12,9 +12,11 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from headwise.families.sites import sites_of
 from headwise.runtime.cache import CacheSpec, LayerCodes
 from headwise.runtime.modeling_headwise import grouped_attention, padded_attention
 from headwise.tracing.interface import attending
+from headwise.tracing.latents import rounding_latents
 from headwise.tracing.turns import turning
 
 
@@ -31,12 +33,15 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(before, grouped_attention)
 
     placed: dict[int, LayerCodes] = {}
+    sites = sites_of(model)
+    latents = {int(site.module.layer_idx) for site in sites if site.family.latent and not site.removed}
+    heads = {number: codes for number, codes in cache.layers.items() if number not in latents}
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
         number = int(module.layer_idx)
-        if number in cache.layers:
+        if number in heads:
             if number not in placed:
-                placed[number] = cache.layers[number].to(k.device)
+                placed[number] = heads[number].to(k.device)
             codes, pairs = placed[number], getattr(module, "rope_pairs", None)
             given = (x.transpose(1, 2) for x in (turns.back(k.float(), pairs), v.float()))
             keys, values = (x.transpose(1, 2) for x in codes.round(*given))
@@ -46,7 +51,11 @@ def rounding(model: PreTrainedModel, cache: CacheSpec | None) -> Generator[None,
             return backend(module, q, k, v, mask, **kwargs)
         return padded_attention(backend, module, q, k, v, mask, **kwargs)
 
-    with turning(model) as turns, attending(model, attend, ALL_MASK_ATTENTION_FUNCTIONS[before]):
+    with (
+        turning(model) as turns,
+        attending(model, attend, ALL_MASK_ATTENTION_FUNCTIONS[before]),
+        rounding_latents(sites, cache.layers, cache.whole),
+    ):
         yield
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headwise.families.mlp import MlpSite, mlp_of
 from headwise.families.shapes import shape_of
 from headwise.families.sites import Site, is_transposed, sites_of
-from headwise.families.weights import balanced, read_attention, write_attention
+from headwise.families.weights import attention_projections, balanced, read_attention, write_attention
 from headwise.files.errors import InputError
 from headwise.records.healing import Train
 from headwise.runtime.absorbed_attention import NoPairs
@@ -60,11 +60,7 @@ def make_trainable(
 
 def projections(site: Site) -> list[nn.Module]:
     """The linear maps of one attention: queries, keys and values (or one for all), and the output."""
-    names = [site.family.q, site.family.k, site.family.v]
-    if site.family.fused and not site.reduced:
-        names = [site.family.fused]
-    within = (getattr(site.module, name) for name in names)
-    return [*(module for module in within if not isinstance(module, NoPairs)), site.out]
+    return [*(module for module in attention_projections(site) if not isinstance(module, NoPairs)), site.out]
 
 
 class _Scaled(nn.Module):

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: multi-head latent attention (MLA). Read and costed, not reduced."""
+"""DeepSeek V2 and V3: multi-head latent attention (MLA). Its cache can be rounded; all else stays."""
 
 from headwise.families.family import Family, Stack
 

@@ -18,6 +18,10 @@ def apply(
     """The weights with turned keys; without ``statistics``, behind a cut or behind a norm they stay as they are."""
     tensors = {} if statistics is None else statistics.tensors
     directions, duals = tensors.get("k_code_directions"), tensors.get("k_code_duals")
+    if weights.latent is not None:
+        if directions is None or duals is None:
+            return weights
+        return replace(weights, latent=weights.latent.turned(directions[0], duals[0]))
     if not _fits(directions, weights.w_k_GKD) or weights.norm_k is not None:
         return weights
     return replace(

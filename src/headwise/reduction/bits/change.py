@@ -19,7 +19,8 @@ class Bits(Change):
     """One digit a coordinate: how many bits it gets in the cache, 0 for none, g for 16.
 
     Keys are counted before RoPE, a row for each key/value head in the model's own order; values in the coordinates that
-    the profile of the model names, a row for each group of heads that shares them.
+    the profile of the model names, a row for each group of heads that shares them. Latent attention has one row each,
+    for the key that its heads share and for its latent.
     """
 
     kind: ClassVar[str] = "bits"
@@ -31,7 +32,8 @@ class Bits(Change):
     def check(self, layer: LayerShape, where: str) -> None:
         """Raise where ``layer`` caches other coordinates than these, or none."""
         check_packable(layer, where)
-        G, K, V, groups = layer.kv_heads, layer.qk_dim, layer.v_dim, len(self.values)
+        cached, groups = layer.cached, len(self.values)
+        G, K, V = cached.kv_heads, cached.qk_dim, cached.v_dim
         if len(self.keys) != G or any(len(row) != K for row in self.keys):
             raise InputError(f"{where}: keys must hold {G} rows of {K} digits.")
         if not groups or G % groups or any(len(row) != G // groups * V for row in self.values):

@@ -47,8 +47,9 @@ def predicted_loss(layer: LayerShape, values: Mapping[str, Any], change: Change)
 
 
 def _change(layer: LayerShape, bits: Sequence[int]) -> Bits:
-    split = layer.kv_heads * layer.qk_dim
-    return Bits(digit_rows(bits[:split], layer.qk_dim), digit_rows(bits[split:], layer.value_group_width))
+    cached = layer.cached
+    split = cached.kv_heads * cached.qk_dim
+    return Bits(digit_rows(bits[:split], cached.qk_dim), digit_rows(bits[split:], cached.value_group_width))
 
 
 def _only(change: Bits) -> tuple[Bits]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from headwise.files.errors import InputError
 from headwise.files.reading import Reader
-from headwise.records.change import Change, check_packable
+from headwise.records.change import Change, check_not_latent, check_packable
 from headwise.records.packing import bits_of, check_digits, packed_of
 from headwise.records.shape import LayerShape
 
@@ -27,6 +27,7 @@ class Latent(Change):
 
     def check(self, layer: LayerShape, where: str) -> None:
         """Raise where ``layer`` caches something else than keys and values as wide as these."""
+        check_not_latent(layer, where)
         check_packable(layer, where)
         groups = len(self.coordinates)
         if not groups or layer.kv_heads % groups:

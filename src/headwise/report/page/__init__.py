@@ -102,7 +102,7 @@ def page_data(profile: Profile, slider: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer(layer: LayerProfile, dims: dict[str, Any]) -> dict[str, Any]:
-    kept = ("heads", "kv_heads", "qk_dim", "v_dim", "cache", "window")
+    kept = ("heads", "kv_heads", "qk_dim", "v_dim", "cache", "window", "latent")
     values = {name: _short(layer.values[name]) for name in (*BY_HEAD, *BY_LAYER) if name in layer.values}
     spectra = {name: [_packed(s) for s in layer.values[name]] for name in SPECTRA if name in layer.values}
     return {

@@ -209,6 +209,9 @@ function drawCondition() {
 
 // ---------------------------------------------------------------- the budget: choices that headwise computed beforehand
 const kv = data.budget.kind === "keep_kv";
+/** Heads and widths of what each layer caches: of latent attention one shared key, and the latent in the place of values. */
+const stored = layers.map((layer) => (layer.latent ? { ...layer, kv_heads: 1, qk_dim: layer.latent.rope_dim, v_dim: layer.latent.kv_rank } : layer));
+const sliding = data.budget.tables.length ? data.budget.tables : data.budget.rounded;
 /** Tokens a layer's cache holds: all, those in its window, or those of the source of a cross attention. */
 function cached(layer, context) {
   if (layer.cache === "none") return 0;
@@ -230,13 +233,13 @@ function drawBudget() {
   const loss = choice.expected ?? choice.loss, means = kv ? `perplexity × ${Math.exp(loss).toFixed(3)}` : "per output";
   $("loss").innerHTML = `${plain(choice.loss)} nats <small>${choice.expected === null ? means : `expect about ${plain(choice.expected)}, ${means}`}</small>`;
   for (const kind of ["qk", "v"]) {
-    const before = layers.reduce((sum, layer) => sum + layer.kv_heads * layer[kind + "_dim"], 0);
+    const before = stored.reduce((sum, layer) => sum + layer.kv_heads * layer[kind + "_dim"], 0);
     $("kept-" + kind).textContent = percent(chosen.reduce((sum, layer) => sum + layer.groups * layer[kind], 0) / (before || 1));
   }
-  const bytes = (each) => layers.reduce((sum, layer, l) => sum + batch * each(l, layer) * cached(layer, context), 0);
+  const bytes = (each) => stored.reduce((sum, layer, l) => sum + batch * each(l, layer) * cached(layer, context), 0);
   const now = bytes((l) => chosen[l].bytes) + chosen.reduce((sum, layer) => sum + layer.once, 0);
   if (kv) $("bytes").innerHTML = `${size(now)} <small>of ${size(bytes((l, layer) => 2 * layer.kv_heads * (layer.qk_dim + layer.v_dim)))}</small>`;
-  const windows = data.budget.tables.length > 1 ? ` --cache-tokens ${context}` : "";
+  const windows = sliding.length > 1 ? ` --cache-tokens ${context}` : "";
   $("command").textContent = `headwise plan profile.json ${kv ? `--keep-kv ${share}${windows}${rounding() ? "" : " --cache none"}` : `--keep-attention-params ${share}`} -o plan.json`;
   drawWidths(chosen);
 }
@@ -244,9 +247,9 @@ function drawBudget() {
 function drawWidths(chosen) {
   const W = 1040, H = 190, left = 44, top = 10, half = 70, cell = Math.min(40, (W - left - 8) / layers.length);
   const svg = canvas("widths", W, H, "Kept widths by layer: query/key above, values below");
-  const most = Math.max(...layers.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
+  const most = Math.max(...stored.map((layer) => Math.max(layer.qk_dim, layer.v_dim)), 1);
   [["qk", "qk_dim", 0, "blue", "query/key"], ["v", "v_dim", half + 12, "green", "value"]].forEach(([kind, full, shift, colour, name]) => {
-    layers.forEach((layer, l) => {
+    stored.forEach((layer, l) => {
       const { groups, phrase, bytes, qk, v, [kind]: width } = chosen[l], bits = rounding() ? 8 * bytes / (groups * (qk + v) || 1) : 16, x = left + l * cell, base = top + shift + half;
       const tall = half * layer[full] / most, kept = half * width / most * bits / 16, wide = (cell - 2) * (layer.kv_heads ? groups / layer.kv_heads : 0);
       const box = draw(svg, "rect", { x, y: base - tall, width: cell - 2, height: tall, fill: "var(--grid)" });
@@ -281,14 +284,14 @@ if (measured.length) {
   });
   chooseQuantity(state.quantity); drawHead(); drawCondition();
 }
-if (data.budget.tables.length) {
+if (sliding.length) {
   $("context").replaceChildren(...data.budget.contexts.map((n) => new Option(grouped(n), n)));
   $("context").value = String(data.budget.contexts.slice(-1)[0]);
   if (!kv) {
     $("budget-of").textContent = "attention parameters";
     for (const id of ["bytes", "context", "batch"]) $(id).parentElement.hidden = true;
   }
-  $("rounded").parentElement.hidden = !data.budget.rounded.length;
+  $("rounded").parentElement.hidden = !data.budget.rounded.length || !data.budget.tables.length;
   if (data.budget.rounded.length) $("keep").value = "25";
   for (const id of ["keep", "context", "batch", "rounded"]) $(id).addEventListener("input", drawBudget);
   $("copy").addEventListener("click", async () => {
@@ -302,6 +305,6 @@ if (data.budget.tables.length) {
   drawBudget();
 } else {
   const why = document.createElement("p");
-  why.textContent = "Nothing here can be cut: the attention is latent (MLA), with one latent for all heads in the cache, or was removed.";
+  why.textContent = "Nothing here can be cut: the attention was removed, or is latent (MLA) and was measured by a version that could not round it.";
   $("budget").replaceChildren(why);
 }

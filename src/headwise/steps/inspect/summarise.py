@@ -97,9 +97,10 @@ def layer_tensors(collector: Collector, i: int) -> dict[str, Tensor]:
         "v_duals": basis.duals_NRR,
     }
     if i in collector.coded:
-        keys, *mapped = (collector.coded[i][name] for name in ("k", "v", "kv"))
+        bases = dict(collector.coded[i])
+        keys = bases.pop("k")
         tensors |= {"k_code_directions": keys.directions_NRR, "k_code_duals": keys.duals_NRR}
-        tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in zip(("v", "kv"), mapped, strict=True)}
+        tensors |= {f"{name}_code_map": basis.directions_NRR for name, basis in bases.items()}
     if i in collector.positions:
         moments = block_moments(sums)._asdict()
         tensors |= {f"absorbed_{name.rpartition('_')[0]}": tensor for name, tensor in moments.items()}
