@@ -1,4 +1,4 @@
-"""Outputs fitted to what attention reads out of a rounded cache: nearer, nothing else touched, left out where no help."""
+"""Outputs fitted to what attention reads out of a rounded cache: nearer, nothing else touched, or left out."""
 
 import pytest
 import torch

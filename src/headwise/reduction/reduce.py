@@ -1,7 +1,7 @@
 """A model, a plan and a profile's tensors in, the reduced model out: cut along chosen directions, then refitted.
 
-Where its cache is rounded, levels are fitted when the weights that make keys and values are what they will be; then
-outputs once more, to what attention reads out of that cache. Keys and values come out of weights that this leaves alone.
+Where its cache is rounded, levels are fitted once the weights that make keys and values are final; then outputs, to
+what attention reads out of that cache.
 """
 
 from __future__ import annotations
