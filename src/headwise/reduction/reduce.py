@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from headwise.checkpoints.fingerprint import fingerprint
 from headwise.checkpoints.profile_tensors import HELD_OUT, INPUTS, profiled_batches
+from headwise.families.known import family_of
 from headwise.families.mlp import mlp_of
-from headwise.families.sites import sites_of
+from headwise.families.sites import base_type, sites_of
 from headwise.files.errors import InputError
 from headwise.files.progress import Progress, silent
 from headwise.records.plan import Plan
@@ -75,7 +76,7 @@ def reduce_model(
             raise InputError("Rounding the cache needs the text of a profile; name its folder with `profile`.")
         codes = fit_cache(built, plan, tensors, profiled_batches(tensors, INPUTS), progress=progress)
         reduced = replace(reduced, codes=codes, distance=None)
-        if "outputs" in refit:
+        if "outputs" in refit and not family_of(base_type(model.config)).latent:
             reduced = _refit(model, reduced, tensors, ("outputs",), progress)
     for parameter in reduced.model.parameters():
         parameter.data = parameter.data.to(dtype)
