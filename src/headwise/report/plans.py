@@ -90,12 +90,13 @@ def _sentences(plan: Plan, profile: Profile | None) -> list[str]:
 
 
 def _early_and_late(plan: Plan, profile: Profile) -> list[str]:
-    layers = list(zip(profile.shape.layers, plan.after(profile.shape), strict=True))
-    third = len(layers) // THIRD
-    if not third:
+    after = [layer for layer in plan.after(profile.shape) if layer is not None]
+    third = len(after) // THIRD
+    if not third or len(after) < len(profile.shape.layers):  # dropped and joined blocks have no thirds
         return []
+    layers = list(zip(profile.shape.layers, after, strict=True))
     parts = (layers[:third], layers[-third:])
-    if any(after is not None and after.packed is not None for _, after in layers):
+    if any(layer.packed is not None for layer in after):
         early, late = (f"{_bytes_kept(part)} of its cache" for part in parts)
     else:
         early, late = (
@@ -104,16 +105,16 @@ def _early_and_late(plan: Plan, profile: Profile) -> list[str]:
     return [f"The first third of the layers keeps {early}; the last third {late}."]
 
 
-def _bytes_kept(layers: Sequence[tuple[LayerShape, LayerShape | None]]) -> str:
+def _bytes_kept(layers: Sequence[tuple[LayerShape, LayerShape]]) -> str:
     """Share of the bytes of a token that these layers keep in a cache of 16 bits a number."""
     before = sum(layer.token_bytes(2) for layer, _ in layers)
-    return f"{sum(after.token_bytes(2) for _, after in layers if after is not None) / (before or 1):.0%}"
+    return f"{sum(after.token_bytes(2) for _, after in layers) / (before or 1):.0%}"
 
 
-def _kept(layers: Sequence[tuple[LayerShape, LayerShape | None]], width: str) -> str:
+def _kept(layers: Sequence[tuple[LayerShape, LayerShape]], width: str) -> str:
     """Mean share of the key/value numbers of one kind that these layers keep."""
     shares = [
-        0.0 if after is None else after.kv_heads * getattr(after, width) / (layer.kv_heads * getattr(layer, width))
+        after.kv_heads * getattr(after, width) / (layer.kv_heads * getattr(layer, width))
         for layer, after in layers
         if layer.heads
     ]
