@@ -27,7 +27,7 @@ from headwise.tracing.example import example_inputs
 from headwise.tracing.fisher import measure_distance
 from tests.reduction.conftest import inputs
 from tests.reduction.reopened import reopened_without_headwise
-from tests.reduction.test_reduced import greedy
+from tests.reduction.test_reduced import check_generates_alike
 from tests.tiny import DECODERS, tiny
 
 NORMED = ("qwen3", "gemma3_text")
@@ -103,15 +103,7 @@ def test_narrowed_caches_save_reopen_and_generate(name, tmp_path):
         assert torch.equal(again(ids).logits, output.logits)
         assert torch.allclose(stepwise(small, ids)[0], output.logits, atol=1e-5, rtol=0)
     assert reopen.cache_bytes(output.past_key_values) == cost_of(shape, 8, len(ids), "fp32").kv_bytes
-    plain = greedy(small, ids, use_cache=False)
-    assert torch.equal(plain, greedy(small, ids))
-    assert torch.equal(plain, greedy(small, ids, cache_implementation="static"))
-    beams = {"num_beams": 3, "length_penalty": 0.0}
-    assert torch.equal(greedy(small, ids, use_cache=False, **beams), greedy(small, ids, **beams))
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    padded = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "attention_mask": mask}
-    assert torch.equal(small.generate(ids, use_cache=False, **padded), small.generate(ids, **padded))
+    check_generates_alike(small, ids)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi", "gpt2"])

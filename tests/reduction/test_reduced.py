@@ -28,6 +28,19 @@ def greedy(model, ids, **options):
     return model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None, **options)
 
 
+def check_generates_alike(small, ids):
+    """The same tokens without a cache and with one: dynamic, static, with beams, with padding."""
+    plain = greedy(small, ids, use_cache=False)
+    assert torch.equal(plain, greedy(small, ids))
+    assert torch.equal(plain, greedy(small, ids, cache_implementation="static"))
+    beams = {"num_beams": 3, "length_penalty": 0.0}
+    assert torch.equal(greedy(small, ids, use_cache=False, **beams), greedy(small, ids, **beams))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    padded = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "attention_mask": mask}
+    assert torch.equal(small.generate(ids, use_cache=False, **padded), small.generate(ids, **padded))
+
+
 @pytest.mark.parametrize("name", REDUCIBLE)
 def test_student_has_the_planned_shape_and_cost(name):
     model = tiny(name)

@@ -27,6 +27,19 @@ class NoPairs(nn.Module):
         return hidden_states[..., :0]
 
 
+def attention_weights(module, logits, attention_mask, dtype, dropout=0.0, softcap=None):
+    """The softmax of ``logits`` (B, H, T, S) where ``attention_mask`` lets them be seen, in ``dtype``."""
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+        else:
+            logits = logits + attention_mask
+    weights = F.softmax(logits, dim=-1, dtype=torch.float32).to(dtype)
+    return F.dropout(weights, p=dropout, training=module.training)
+
+
 class AbsorbedAttention:
     """Mixed into a reduced attention module, whose keys are cached pairs and whose values are latents."""
 
@@ -80,16 +93,7 @@ class AbsorbedAttention:
         logits = free.reshape(B, M, -1, free.shape[-1]) @ value.transpose(-1, -2)
         if self.query_pairs:
             logits = logits + self._turned_queries(grouped).reshape(B, M, H // M * T, -1) @ key.transpose(-1, -2)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
-        logits = logits.view(B, H, T, S)
-        if mask is not None:
-            if mask.dtype == torch.bool:
-                logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-            else:
-                logits = logits + mask
-        weights = F.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)
-        weights = F.dropout(weights, p=dropout, training=self.training)
+        weights = attention_weights(self, logits.view(B, H, T, S), mask, query.dtype, dropout, softcap)
         summed = weights.view(B, M, H // M * T, S) @ value
         output = summed.view(B, G, H // G * T, -1) @ self.value_maps + self.value_shift[:, None]
         return output.view(B, H, T, -1).transpose(1, 2).contiguous(), weights

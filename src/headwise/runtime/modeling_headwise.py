@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .absorbed_attention import AbsorbedAttention, NoPairs
+from .absorbed_attention import AbsorbedAttention, NoPairs, attention_weights
 from .cache import TakesPackedCache
 
 PREFIX = "Headwise"
@@ -51,16 +51,8 @@ def grouped_attention(module, query, key, value, attention_mask, scaling, dropou
     B, H, T, K = query.shape
     G, S = key.shape[1:3]
     logits = query.reshape(B, G, H // G * T, K) @ key.transpose(-1, -2) * scaling
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
     logits = logits.view(B, H, T, S)
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
-        else:
-            logits = logits + attention_mask
-    weights = F.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
+    weights = attention_weights(module, logits, attention_mask, query.dtype, dropout, softcap)
     output = (weights.view(B, G, H // G * T, S) @ value).view(B, H, T, value.shape[-1])
     return output.transpose(1, 2).contiguous(), weights
 
